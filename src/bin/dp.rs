@@ -1,0 +1,3 @@
+//! `dp`: DeePMD-kit's command line, Phalanx underneath.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Sums, broadcasts and barriers over ranks.

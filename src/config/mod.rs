@@ -1,0 +1,1 @@
+//! Reads JSON and YAML against tables of keys.

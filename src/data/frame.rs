@@ -1,0 +1,40 @@
+//! One configuration of atoms with its labels.
+
+use std::sync::Arc;
+
+/// One configuration of atoms. Lengths in Å, energies in eV.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame {
+    /// `[n_atoms]` index into the model's `type_map`; -1 marks a virtual atom, which interacts with nothing.
+    pub types: Arc<[i32]>,
+    /// `[n_atoms, 3]`
+    pub coord: Vec<f64>,
+    /// Rows are the lattice vectors; `None` means open boundaries.
+    pub cell: Option<[f64; 9]>,
+    /// `[numb_fparam]`, empty where the model has none.
+    pub fparam: Vec<f64>,
+    /// `[n_atoms, numb_aparam]`, empty where the model has none.
+    pub aparam: Vec<f64>,
+    pub labels: Labels,
+}
+
+/// What quantum mechanics said. `None`: the data set does not have it, or the loss does not want it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Labels {
+    /// Total energy.
+    pub energy: Option<f64>,
+    /// `[n_atoms, 3]`
+    pub force: Option<Vec<f64>>,
+    /// Row-major 3x3, sum of r (x) F; eV.
+    pub virial: Option<[f64; 9]>,
+    /// `[n_atoms]`
+    pub atom_energy: Option<Vec<f64>>,
+    /// `[n_atoms, 3]` weight of each force component in the prefactored-force loss.
+    pub atom_pref: Option<Vec<f64>>,
+}
+
+impl Frame {
+    pub fn n_atoms(&self) -> usize {
+        self.types.len()
+    }
+}

@@ -1,0 +1,1 @@
+//! Evaluates a batch and differentiates a loss.

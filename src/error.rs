@@ -1,0 +1,81 @@
+//! The one error type: what was wrong, where, and what to do about it.
+
+use std::fmt;
+
+/// An error that a user can act on.
+///
+/// The message names the place (`input.json: model.descriptor.rcut: ...`), what was found and what was wanted.
+/// The help says what to do. Only `main` turns it into an exit code.
+#[derive(Debug, Clone)]
+pub struct Error {
+    message: String,
+    help: Option<String>,
+}
+
+/// The result of everything that can fail because of the outside world.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error with no advice yet.
+    pub fn new(message: impl Into<String>) -> Self {
+        Error { message: message.into(), help: None }
+    }
+
+    /// Adds what the user can do about it.
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Puts a place in front of the message: a file, a key, a rank.
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
+    /// The message without the advice.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The advice, if there is one.
+    pub fn advice(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.message)?;
+        if let Some(help) = &self.help {
+            write!(f, "\n  help: {help}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Builds an [`Error`] from a format string.
+#[macro_export]
+macro_rules! err {
+    ($($arg:tt)*) => { $crate::error::Error::new(format!($($arg)*)) };
+}
+
+/// Returns early with an [`Error`] built from a format string.
+#[macro_export]
+macro_rules! bail {
+    ($($arg:tt)*) => { return Err($crate::error::Error::new(format!($($arg)*))) };
+}
+
+/// Names the file in errors of the operating system.
+pub trait IoContext<T> {
+    /// `what` is a verb phrase: "read", "create".
+    fn io(self, what: &str, path: &std::path::Path) -> Result<T>;
+}
+
+impl<T> IoContext<T> for std::io::Result<T> {
+    fn io(self, what: &str, path: &std::path::Path) -> Result<T> {
+        self.map_err(|e| Error::new(format!("{}: cannot {what}: {e}", path.display())))
+    }
+}

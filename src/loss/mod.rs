@@ -1,0 +1,3 @@
+//! Energy, force and virial losses and their derivatives.
+
+pub mod options;

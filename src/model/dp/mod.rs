@@ -1,0 +1,3 @@
+//! Deep Potential models: descriptor and fitting net.
+
+pub mod options;

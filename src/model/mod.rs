@@ -1,0 +1,4 @@
+//! What a model is: its options, parameters, statistics and networks.
+
+pub mod activation;
+pub mod dp;

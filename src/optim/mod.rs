@@ -1,0 +1,3 @@
+//! Adam and AdamW, learning-rate schedules.
+
+pub mod options;

@@ -1,0 +1,1 @@
+//! Which frames next, and the queue that prepares them.

@@ -1,0 +1,1 @@
+//! Physical constants and conversions, each with its source. Å and eV inside.
