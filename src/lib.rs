@@ -3,20 +3,20 @@
 //! The modules stand in layer order: each uses only what stands above it. ARCHITECTURE.md walks one
 //! training step through them.
 
+pub mod error; // the one error type
+pub mod units; // every physical constant, with its source
+pub mod config; // reads JSON and YAML against tables of keys; knows no key itself
+pub mod launch; // who am I among the processes
+pub mod comm; // the communicator: sums, broadcasts and barriers over ranks
+pub mod data; // frames, systems and the formats they are stored in
+pub mod sample; // which frames next; the queue that prepares them ahead of the step
+pub mod neighbor; // cell lists, neighbour lists, neighbour statistics
+pub mod model; // what a model is: options, parameters, statistics, networks
+pub mod engine; // evaluates a batch and differentiates a loss: reference, cpu
+pub mod loss; // energy, force and virial losses and their derivatives
+pub mod optim; // Adam and AdamW, learning-rate schedules
+pub mod export; // .dp and .yaml model files, DeePMD-kit's own formats
 pub mod checkpoint; // complete or absent
-pub mod cli;
-pub mod comm; //       the communicator: sums, broadcasts and barriers over ranks
-pub mod config; //     reads JSON and YAML against tables of keys; knows no key itself
-pub mod data; //       frames, systems and the formats they are stored in
-pub mod engine; //     evaluates a batch and differentiates a loss: reference, cpu
-pub mod error; //      the one error type
-pub mod export; //     .dp and .yaml model files, DeePMD-kit's own formats
-pub mod launch; //     who am I among the processes
-pub mod loss; //       energy, force and virial losses and their derivatives
-pub mod model; //      what a model is: options, parameters, statistics, networks
-pub mod neighbor; //   cell lists, neighbour lists, neighbour statistics
-pub mod optim; //      Adam and AdamW, learning-rate schedules
-pub mod report; //     log lines, progress, lcurve.out, TensorBoard
-pub mod sample; //     which frames next; the queue that prepares them ahead of the step
-pub mod train; //      the whole input, set-up, the loop and the step
-pub mod units; //      every physical constant, with its source //        one file for each subcommand
+pub mod report; // log lines, progress, lcurve.out, TensorBoard
+pub mod train; // the whole input, set-up, the loop and the step
+pub mod cli; // one file for each subcommand
