@@ -20,3 +20,5 @@ pub mod checkpoint; // complete or absent
 pub mod report; // log lines, progress, lcurve.out, TensorBoard
 pub mod train; // the whole input, set-up, the loop and the step
 pub mod cli; // one file for each subcommand
+
+pub use error::{Error, Result};

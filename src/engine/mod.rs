@@ -1,1 +1,48 @@
 //! Evaluates a batch and differentiates a loss.
+//!
+//! A step has two passes and no autodiff graph. The first gives energies, forces and virials. The loss turns
+//! them into seeds. The second pushes the direction `x_dot = -dL/dF` (and the strain of dL/dvirial) forward
+//! through the same network and runs one reverse pass over (value, tangent) pairs, which yields dL/dparams.
+
+pub mod activation;
+pub mod reference;
+
+use crate::Result;
+use crate::data::Frame;
+
+/// What a model says about a batch. Atoms are concatenated over frames, in file order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Prediction {
+    /// `[n_frames]` eV
+    pub energy: Vec<f64>,
+    /// `[n_atoms]` eV; 0 for virtual atoms
+    pub atom_energy: Vec<f64>,
+    /// `[n_atoms, 3]` eV/A
+    pub force: Vec<f64>,
+    /// `[n_frames]` row-major sum of r (x) F, eV
+    pub virial: Vec<[f64; 9]>,
+}
+
+/// Derivatives of the loss by what was predicted; same shapes as [`Prediction`].
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Seeds {
+    pub dl_energy: Vec<f64>,
+    pub dl_atom_energy: Vec<f64>,
+    pub dl_force: Vec<f64>,
+    pub dl_virial: Vec<[f64; 9]>,
+}
+
+/// Evaluates a model and differentiates a loss.
+pub trait Engine: Send {
+    /// What a frame is turned into once, ahead of the step, on the loader threads.
+    type Prepared: Send + Sync + 'static;
+
+    /// Prepares frames; shared by all loader threads.
+    fn preparer(&self) -> std::sync::Arc<dyn Fn(&Frame) -> Result<Self::Prepared> + Send + Sync>;
+
+    /// First pass: energies, forces and virials of the batch.
+    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Self::Prepared]);
+
+    /// Second pass: overwrites `grad` with dL/dparams. Must follow `evaluate` of the same batch and parameters.
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&Self::Prepared], seeds: &Seeds);
+}

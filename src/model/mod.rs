@@ -1,4 +1,7 @@
 //! What a model is: its options, parameters, statistics and networks.
 
 pub mod activation;
+pub mod params;
+pub mod net;
+pub mod random;
 pub mod dp;

@@ -1,3 +1,8 @@
 //! Deep Potential models: descriptor and fitting net.
 
 pub mod options;
+pub mod spec;
+pub mod model;
+pub mod geometry;
+
+pub use model::Dp;

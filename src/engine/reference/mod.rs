@@ -1,0 +1,304 @@
+//! The reference engine: slow, obviously right, float64, one atom at a time. Every other engine is tested against it.
+//!
+//! It has no `unsafe`, no SIMD and no threads, and is never improved for speed. Each op stands in a file of its
+//! own with its formula, tangent and adjoint.
+
+pub mod atom;
+pub mod env;
+pub mod layer;
+
+use super::{Engine, Prediction, Seeds};
+use crate::Result;
+use crate::data::Frame;
+use crate::model::dp::Dp;
+use crate::model::dp::geometry::Geometry;
+use atom::{AtomView, Entry};
+use std::sync::Arc;
+
+/// Evaluates a Deep Potential atom by atom.
+pub struct ReferenceEngine {
+    model: Arc<Dp>,
+}
+
+impl ReferenceEngine {
+    pub fn new(model: Arc<Dp>) -> Self {
+        ReferenceEngine { model }
+    }
+
+    /// The neighbourhood of atom `i` as rows of the environment matrix; `None` for a virtual atom.
+    fn neighborhood(&self, geometry: &Geometry, i: usize) -> Option<AtomView> {
+        let model = &*self.model;
+        let center = usize::try_from(geometry.types[i]).ok()?;
+        let (davg, dstd) = (model.stats.davg[center], model.stats.dstd[center]);
+        let options = model.descriptor();
+        let mut entries = Vec::new();
+        for t in 0..model.n_types() {
+            let net = model.embedding_net(center, t);
+            for pair in geometry.pairs(i, t, model.n_types()) {
+                let row = env::row(options, &geometry.d[pair], &davg, &dstd);
+                entries.push(Entry { net, row, weight: 1.0, pair: Some(pair) });
+            }
+            let padding = geometry.padding[i * model.n_types() + t];
+            if padding > 0 {
+                let row = [0, 1, 2, 3].map(|c| -davg[c] / dstd[c]);
+                entries.push(Entry { net, row, weight: f64::from(padding), pair: None });
+            }
+        }
+        let n_extra = model.n_extra();
+        Some(AtomView { center, entries, extra: geometry.extra[i * n_extra..(i + 1) * n_extra].to_vec() })
+    }
+
+    /// Adds the energy gradient by the distance vectors of one atom to force and virial.
+    fn scatter(
+        &self,
+        force: &mut [f64],
+        virial: &mut [f64; 9],
+        geometry: &Geometry,
+        i: usize,
+        view: &AtomView,
+        de_row: &[[f64; 4]],
+    ) {
+        let center = view.center;
+        for (entry, de_row) in view.entries.iter().zip(de_row) {
+            let Some(pair) = entry.pair else { continue };
+            let d = geometry.d[pair];
+            let de_d = env::backward(self.model.descriptor(), &d, &self.model.stats.dstd[center], de_row);
+            let j = geometry.j[pair] as usize;
+            for k in 0..3 {
+                force[3 * i + k] += de_d[k];
+                force[3 * j + k] -= de_d[k];
+                for l in 0..3 {
+                    virial[3 * k + l] -= d[k] * de_d[l];
+                }
+            }
+        }
+    }
+}
+
+impl Engine for ReferenceEngine {
+    type Prepared = Geometry;
+
+    fn preparer(&self) -> Arc<dyn Fn(&Frame) -> Result<Geometry> + Send + Sync> {
+        let model = self.model.clone();
+        Arc::new(move |frame| Geometry::new(&model, frame))
+    }
+
+    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Geometry]) {
+        *out = Prediction::default();
+        for geometry in batch {
+            let n = geometry.n_atoms();
+            let mut force = vec![0.0; 3 * n];
+            let mut virial = [0.0; 9];
+            let mut energy = 0.0;
+            for i in 0..n {
+                let Some(view) = self.neighborhood(geometry, i) else {
+                    out.atom_energy.push(0.0);
+                    continue;
+                };
+                let pass = atom::first_pass(&self.model, params, &view);
+                let e = pass.energy + self.model.stats.bias[view.center];
+                out.atom_energy.push(e);
+                energy += e;
+                self.scatter(&mut force, &mut virial, geometry, i, &view, &pass.de_row);
+            }
+            out.energy.push(energy);
+            out.force.extend(force);
+            out.virial.push(virial);
+        }
+    }
+
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&Geometry], seeds: &Seeds) {
+        grad.fill(0.0);
+        let mut first_atom = 0;
+        for (f, geometry) in batch.iter().enumerate() {
+            // The direction in which forces are wanted: u = -dL/dF.
+            let u = |i: usize, k: usize| -seeds.dl_force[3 * (first_atom + i) + k];
+            let dl_virial = &seeds.dl_virial[f];
+            for i in 0..geometry.n_atoms() {
+                let Some(view) = self.neighborhood(geometry, i) else { continue };
+                let row_dot: Vec<[f64; 4]> = view
+                    .entries
+                    .iter()
+                    .map(|entry| {
+                        let Some(pair) = entry.pair else { return [0.0; 4] };
+                        let (d, j) = (geometry.d[pair], geometry.j[pair] as usize);
+                        let strain = |k: usize| -(0..3).map(|a| dl_virial[3 * a + k] * d[a]).sum::<f64>();
+                        let d_dot = [0, 1, 2].map(|k| u(j, k) - u(i, k) + strain(k));
+                        env::tangent(self.model.descriptor(), &d, &d_dot, &self.model.stats.dstd[view.center])
+                    })
+                    .collect();
+                let dl_e = seeds.dl_energy[f] + seeds.dl_atom_energy[first_atom + i];
+                atom::second_pass(grad, &self.model, params, &view, &row_dot, dl_e);
+            }
+            first_atom += geometry.n_atoms();
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::data::Labels;
+    use crate::model::activation::Activation;
+    use crate::model::dp::options::*;
+    use crate::model::dp::spec::DpStatistics;
+
+    /// A small descriptor with every feature that changes a formula.
+    pub(crate) fn options() -> SeE2AOptions {
+        SeE2AOptions {
+            sel: Sel::Fixed(vec![9, 11]),
+            rcut: 4.0,
+            rcut_smth: 0.5,
+            neuron: vec![4, 8],
+            axis_neuron: 3,
+            activation: Activation::Tanh,
+            resnet_dt: true,
+            type_one_side: false,
+            precision: Precision::Float64,
+            trainable: true,
+            seed: Some(1),
+            exclude_types: vec![],
+            set_davg_zero: false,
+            env_protection: 0.1,
+        }
+    }
+
+    /// A small model of two types with frame and atomic parameters.
+    pub(crate) fn model(descriptor: SeE2AOptions) -> Arc<Dp> {
+        let fitting = FittingOptions {
+            neuron: vec![5, 5, 10],
+            activation: Activation::Tanh,
+            resnet_dt: true,
+            precision: Precision::Float64,
+            trainable: vec![true; 4],
+            seed: Some(2),
+            numb_fparam: 1,
+            numb_aparam: 1,
+            rcond: None,
+            atom_ener: vec![],
+        };
+        let options = ModelOptions {
+            type_map: vec!["A".into(), "B".into()],
+            descriptor: DescriptorOptions::SeE2A(descriptor),
+            fitting,
+            data_stat_nbatch: 1,
+            data_stat_protect: 0.01,
+            script: serde_json::Value::Null,
+        };
+        let stats = DpStatistics {
+            davg: vec![[0.11, 0.0, 0.0, 0.0], [0.17, 0.0, 0.0, 0.0]],
+            dstd: vec![[0.2, 0.13, 0.13, 0.13], [0.21, 0.12, 0.12, 0.12]],
+            bias: vec![-1.5, 0.7],
+            out_std: vec![1.0, 1.0],
+            fparam_avg: vec![0.4],
+            fparam_inv_std: vec![1.3],
+            aparam_avg: vec![-0.2],
+            aparam_inv_std: vec![0.8],
+        };
+        Arc::new(Dp::new(options, stats))
+    }
+
+    /// A crowded periodic frame: more neighbours than slots for some atoms, fewer for others, one virtual atom.
+    pub(crate) fn frame(n: usize, salt: u64) -> Frame {
+        let noise = |k: usize| (((k as u64 * 7 + salt) as f64 * 12.9898).sin() * 43758.5453).fract().abs();
+        let types: Vec<i32> = (0..n).map(|i| if i == 3 { -1 } else { (i % 3 == 0) as i32 }).collect();
+        Frame {
+            types: types.into(),
+            coord: (0..3 * n).map(|k| 6.0 * noise(k)).collect(),
+            cell: Some([5.2, 0.1, 0.0, 0.7, 5.5, -0.3, 0.2, 0.4, 6.1]),
+            fparam: vec![noise(91)],
+            aparam: (0..n).map(|i| noise(200 + i)).collect(),
+            labels: Labels::default(),
+        }
+    }
+
+    fn energy(engine: &mut ReferenceEngine, params: &[f64], frame: &Frame) -> Prediction {
+        let prepared = engine.preparer()(frame).unwrap();
+        let mut out = Prediction::default();
+        engine.evaluate(&mut out, params, &[&prepared]);
+        out
+    }
+
+    #[test]
+    fn force_is_minus_the_gradient_of_the_energy() {
+        let model = model(options());
+        let params = model.random_params(5);
+        let mut engine = ReferenceEngine::new(model);
+        let f = frame(11, 1);
+        let force = energy(&mut engine, &params, &f).force;
+        for k in 0..f.coord.len() {
+            let at = |h: f64, engine: &mut ReferenceEngine| {
+                let mut moved = f.clone();
+                moved.coord[k] += h;
+                energy(engine, &params, &moved).energy[0]
+            };
+            let want = -(at(1e-5, &mut engine) - at(-1e-5, &mut engine)) / 2e-5;
+            assert!((force[k] - want).abs() < 1e-7 * (1.0 + want.abs()), "{k}: {} {want}", force[k]);
+        }
+    }
+
+    #[test]
+    fn virial_is_minus_the_strain_derivative_of_the_energy() {
+        let model = model(options());
+        let params = model.random_params(5);
+        let mut engine = ReferenceEngine::new(model);
+        let f = frame(11, 1);
+        let virial = energy(&mut engine, &params, &f).virial[0];
+        for a in 0..3 {
+            for b in 0..3 {
+                let at = |h: f64, engine: &mut ReferenceEngine| {
+                    // x_b += h x_a for atoms and lattice vectors alike.
+                    let mut moved = f.clone();
+                    for x in moved.coord.chunks_exact_mut(3) {
+                        x[b] += h * x[a];
+                    }
+                    let cell = moved.cell.as_mut().unwrap();
+                    for v in cell.chunks_exact_mut(3) {
+                        v[b] += h * v[a];
+                    }
+                    energy(engine, &params, &moved).energy[0]
+                };
+                let want = -(at(1e-5, &mut engine) - at(-1e-5, &mut engine)) / 2e-5;
+                let got = virial[3 * a + b];
+                assert!((got - want).abs() < 1e-6 * (1.0 + want.abs()), "{a}{b}: {got} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn gradient_of_a_loss_agrees_with_central_differences() {
+        let model = model(options());
+        let params = model.random_params(5);
+        let mut engine = ReferenceEngine::new(model);
+        let frames = [frame(11, 1), frame(9, 4)];
+        let prepare = engine.preparer();
+        let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
+        let batch: Vec<_> = prepared.iter().collect();
+        // A loss that is linear in everything predicted, so that the seeds are its coefficients.
+        let coefficient = |k: usize| ((k as f64 + 1.0) * 0.731).sin();
+        let seeds = Seeds {
+            dl_energy: (0..2).map(coefficient).collect(),
+            dl_atom_energy: (0..20).map(coefficient).collect(),
+            dl_force: (0..60).map(|k| 3.0 * coefficient(k)).collect(),
+            dl_virial: (0..2).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
+        };
+        let loss = |engine: &mut ReferenceEngine, params: &[f64]| {
+            let mut out = Prediction::default();
+            engine.evaluate(&mut out, params, &batch);
+            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            dot(&seeds.dl_energy, &out.energy)
+                + dot(&seeds.dl_atom_energy, &out.atom_energy)
+                + dot(&seeds.dl_force, &out.force)
+                + dot(seeds.dl_virial.as_flattened(), out.virial.as_flattened())
+        };
+        let mut grad = vec![0.0; params.len()];
+        engine.backward(&mut grad, &params, &batch, &seeds);
+        for k in (0..params.len()).step_by(7) {
+            let (mut high, mut low) = (params.clone(), params.clone());
+            high[k] += 1e-5;
+            low[k] -= 1e-5;
+            let want = (loss(&mut engine, &high) - loss(&mut engine, &low)) / 2e-5;
+            assert!((grad[k] - want).abs() < 1e-5 * (1.0 + want.abs()), "{k}: {} {want}", grad[k]);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What a Deep Potential needs of a frame: neighbours in their slots and the inputs of the fitting net.
+
+use super::model::Dp;
+use crate::Result;
+use crate::data::Frame;
+use crate::neighbor::NeighborList;
+use std::sync::Arc;
+
+/// The geometry of a frame, in file order of its atoms.
+#[derive(Debug, Clone)]
+pub struct Geometry {
+    /// `[n_atoms]`, -1 for virtual atoms.
+    pub types: Arc<[i32]>,
+    /// `[n_atoms * n_types + 1]` start of the pairs of (centre, neighbour type).
+    pub start: Vec<u32>,
+    /// `[n_pairs]` the neighbour.
+    pub j: Vec<u32>,
+    /// `[n_pairs]` x_j - x_i, A.
+    pub d: Vec<[f64; 3]>,
+    /// `[n_pairs]` |d|, A.
+    pub r: Vec<f64>,
+    /// `[n_atoms * n_types]` empty slots, each of which contributes the row -davg / dstd.
+    pub padding: Vec<u32>,
+    /// `[n_atoms, n_extra]` normalised frame and atomic parameters.
+    pub extra: Vec<f64>,
+}
+
+impl Geometry {
+    /// Lists the neighbours of a frame for a model.
+    pub fn new(model: &Dp, frame: &Frame) -> Result<Self> {
+        let n_types = model.n_types();
+        let list = NeighborList::new(frame, model.descriptor().rcut, n_types, Some(model.sel()))?;
+        let excluded = |a: usize, b: usize| {
+            model.descriptor().exclude_types.iter().any(|&(x, y)| (x, y) == (a, b) || (y, x) == (a, b))
+        };
+        let n = list.n_pairs();
+        let mut geometry = Geometry {
+            types: frame.types.clone(),
+            start: vec![0],
+            j: Vec::with_capacity(n),
+            d: Vec::with_capacity(n),
+            r: Vec::with_capacity(n),
+            padding: Vec::with_capacity(frame.n_atoms() * n_types),
+            extra: extra_inputs(model, frame),
+        };
+        for i in 0..frame.n_atoms() {
+            for t in 0..n_types {
+                let found = list.of(i, t);
+                let center = frame.types[i];
+                // An excluded neighbour keeps its slot and contributes nothing, not even the row of an empty slot.
+                if center >= 0 && !excluded(center as usize, t) {
+                    geometry.j.extend(found.iter().map(|n| n.j));
+                    geometry.d.extend(found.iter().map(|n| n.d));
+                    geometry.r.extend(found.iter().map(|n| n.r));
+                }
+                geometry.padding.push((model.sel()[t] - found.len()) as u32);
+                geometry.start.push(geometry.j.len() as u32);
+            }
+        }
+        Ok(geometry)
+    }
+
+    pub fn n_atoms(&self) -> usize {
+        self.types.len()
+    }
+
+    pub fn n_pairs(&self) -> usize {
+        self.j.len()
+    }
+
+    /// Indices of the pairs of centre `i` and neighbour type `t`.
+    pub fn pairs(&self, i: usize, t: usize, n_types: usize) -> std::ops::Range<usize> {
+        self.start[i * n_types + t] as usize..self.start[i * n_types + t + 1] as usize
+    }
+}
+
+/// `[n_atoms, numb_fparam + numb_aparam]`, shifted and scaled by the statistics.
+fn extra_inputs(model: &Dp, frame: &Frame) -> Vec<f64> {
+    let fit = &model.options.fitting;
+    let stats = &model.stats;
+    let mut extra = Vec::with_capacity(frame.n_atoms() * model.n_extra());
+    for i in 0..frame.n_atoms() {
+        for k in 0..fit.numb_fparam {
+            extra.push((frame.fparam[k] - stats.fparam_avg[k]) * stats.fparam_inv_std[k]);
+        }
+        for k in 0..fit.numb_aparam {
+            let x = frame.aparam[i * fit.numb_aparam + k];
+            extra.push((x - stats.aparam_avg[k]) * stats.aparam_inv_std[k]);
+        }
+    }
+    extra
+}

@@ -1,0 +1,158 @@
+//! Neighbours of every atom within the cutoff, grouped by type, nearest first.
+
+use super::cells::Cells;
+use crate::Result;
+use crate::data::Frame;
+
+/// A neighbour of one atom: `d = x_j - x_i` of the image at hand.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Neighbors {
+    pub j: u32,
+    pub d: [f64; 3],
+    pub r: f64,
+}
+
+/// The neighbour list of a frame: pairs concatenated by centre, then by neighbour type, nearest first.
+#[derive(Debug, Clone)]
+pub struct NeighborList {
+    n_types: usize,
+    pairs: Vec<Neighbors>,
+    /// `[n_atoms * n_types + 1]`
+    start: Vec<u32>,
+}
+
+impl NeighborList {
+    /// Lists the neighbours within `rcut`, at most `sel[t]` of type t for each atom (the nearest), or all without `sel`.
+    ///
+    /// Virtual atoms have no neighbours and are nobody's.
+    pub fn new(frame: &Frame, rcut: f64, n_types: usize, sel: Option<&[usize]>) -> Result<Self> {
+        let cells = Cells::new(frame, rcut)?;
+        let mut list = NeighborList { n_types, pairs: Vec::new(), start: vec![0] };
+        let mut by_type: Vec<Vec<Neighbors>> = vec![Vec::new(); n_types];
+        for i in 0..frame.n_atoms() {
+            if frame.types[i] >= 0 {
+                cells.around(i, |j, d| {
+                    let r2 = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
+                    let itself = i == j && r2 < 1e-12;
+                    if r2 < rcut * rcut && !itself {
+                        by_type[frame.types[j] as usize].push(Neighbors { j: j as u32, d, r: r2.sqrt() });
+                    }
+                });
+            }
+            for (t, group) in by_type.iter_mut().enumerate() {
+                // Ties are broken by index and direction, so that the order never depends on the bins.
+                group.sort_by(|a, b| {
+                    a.r.total_cmp(&b.r).then(a.j.cmp(&b.j)).then_with(|| a.d[0].total_cmp(&b.d[0]))
+                });
+                let most = sel.map_or(group.len(), |sel| sel[t].min(group.len()));
+                list.pairs.extend_from_slice(&group[..most]);
+                list.start.push(list.pairs.len() as u32);
+                group.clear();
+            }
+        }
+        Ok(list)
+    }
+
+    /// The neighbours of type `t` around atom `i`.
+    pub fn of(&self, i: usize, t: usize) -> &[Neighbors] {
+        let k = i * self.n_types + t;
+        &self.pairs[self.start[k] as usize..self.start[k + 1] as usize]
+    }
+
+    pub fn n_pairs(&self) -> usize {
+        self.pairs.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Labels;
+    use std::sync::Arc;
+
+    fn frame(coord: Vec<f64>, types: &[i32], cell: Option<[f64; 9]>) -> Frame {
+        let types: Arc<[i32]> = types.into();
+        Frame { types, coord, cell, fparam: vec![], aparam: vec![], labels: Labels::default() }
+    }
+
+    /// Every image by brute force.
+    fn brute(frame: &Frame, rcut: f64, i: usize) -> Vec<f64> {
+        let mut found = Vec::new();
+        let reach: i32 = if frame.cell.is_some() { 6 } else { 0 };
+        let cell = frame.cell.unwrap_or([0.0; 9]);
+        for j in 0..frame.n_atoms() {
+            for a in -reach..=reach {
+                for b in -reach..=reach {
+                    for c in -reach..=reach {
+                        let image = [a, b, c].map(f64::from);
+                        let mut r2 = 0.0;
+                        for k in 0..3 {
+                            let shift: f64 = (0..3).map(|v| image[v] * cell[3 * v + k]).sum();
+                            r2 += (frame.coord[3 * j + k] + shift - frame.coord[3 * i + k]).powi(2);
+                        }
+                        if r2 < rcut * rcut && r2 > 1e-12 && frame.types[j] >= 0 {
+                            found.push(r2.sqrt());
+                        }
+                    }
+                }
+            }
+        }
+        found.sort_by(f64::total_cmp);
+        found
+    }
+
+    fn check(frame: &Frame, rcut: f64) {
+        let list = NeighborList::new(frame, rcut, 2, None).unwrap();
+        for i in (0..frame.n_atoms()).filter(|&i| frame.types[i] >= 0) {
+            let mut got: Vec<f64> = (0..2).flat_map(|t| list.of(i, t).iter().map(|n| n.r)).collect();
+            got.sort_by(f64::total_cmp);
+            let want = brute(frame, rcut, i);
+            assert_eq!(got.len(), want.len(), "atom {i}: number of neighbours");
+            for (g, w) in got.iter().zip(&want) {
+                assert!((g - w).abs() < 1e-10, "atom {i}: {g} instead of {w}");
+            }
+        }
+    }
+
+    fn scattered(n: usize, size: f64) -> Vec<f64> {
+        (0..3 * n).map(|k| ((k as f64 * 12.9898).sin() * 43758.5453).fract() * size).collect()
+    }
+
+    #[test]
+    fn every_image_is_found_in_cells_smaller_than_twice_the_cutoff() {
+        let cell = [5.0, 0.3, -0.4, 1.1, 4.5, 0.2, -0.7, 0.9, 6.0];
+        check(&frame(scattered(12, 14.0), &[0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 1, 0], Some(cell)), 4.0);
+    }
+
+    #[test]
+    fn every_neighbour_is_found_in_a_large_triclinic_cell() {
+        let cell = [19.0, 0.0, 0.0, 3.0, 17.0, 0.0, -4.0, 2.0, 21.0];
+        let types: Vec<i32> = (0..200).map(|i| i % 2).collect();
+        check(&frame(scattered(200, 25.0), &types, Some(cell)), 3.0);
+    }
+
+    #[test]
+    fn open_boundaries_have_no_images_and_virtual_atoms_no_neighbours() {
+        let types: Vec<i32> = (0..60).map(|i| if i % 7 == 3 { -1 } else { i % 2 }).collect();
+        check(&frame(scattered(60, 9.0), &types, None), 3.0);
+    }
+
+    #[test]
+    fn only_the_nearest_are_kept_when_sel_is_small() {
+        let types: Vec<i32> = (0..60).map(|i| i % 2).collect();
+        let f = frame(scattered(60, 6.0), &types, None);
+        let all = NeighborList::new(&f, 3.0, 2, None).unwrap();
+        let few = NeighborList::new(&f, 3.0, 2, Some(&[3, 2])).unwrap();
+        for i in 0..60 {
+            for (t, n) in [(0, 3), (1, 2)] {
+                assert_eq!(few.of(i, t), &all.of(i, t)[..n.min(all.of(i, t).len())]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_flat_cell_is_refused() {
+        let flat = [5.0, 0.0, 0.0, 0.0, 5.0, 0.0, 5.0, 5.0, 0.0];
+        assert!(NeighborList::new(&frame(scattered(2, 1.0), &[0, 0], Some(flat)), 3.0, 1, None).is_err());
+    }
+}
