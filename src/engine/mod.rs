@@ -6,6 +6,7 @@
 
 pub mod activation;
 pub mod reference;
+pub mod cpu;
 
 use crate::Result;
 use crate::data::Frame;

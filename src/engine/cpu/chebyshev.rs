@@ -1,0 +1,132 @@
+//! The embedding net as a Chebyshev series.
+//!
+//! The net G depends on one number s. Over the range of s that the data holds it is expanded as
+//! `G(s) = sum_k T_k(x) C_k` with `x = (s - middle) / half`; the K rows of C come from the net at the K nodes
+//! `x_n = cos(pi (n + 1/2) / K)`. In float64 the series is the network itself to rounding: its last rows measure
+//! the error at every step, and K grows when they are too large.
+
+use super::net::{self, NetTrace};
+use crate::model::dp::Dp;
+
+/// The range, the number of terms and the transform of the series.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Number of terms, K.
+    pub terms: usize,
+    pub middle: f64,
+    pub half: f64,
+    /// `[K, K]`: coefficients = transform * values at the nodes.
+    transform: Vec<f64>,
+    /// `[K]` the nodes as values of s.
+    nodes: Vec<f64>,
+}
+
+/// Numbers of terms that are tried, in this order.
+pub const TERMS: [usize; 9] = [16, 24, 32, 40, 48, 64, 96, 128, 192];
+
+impl Plan {
+    /// A series of `terms` over `[low, high]` of the normalised s.
+    pub fn new(terms: usize, low: f64, high: f64) -> Self {
+        let (middle, half) = ((low + high) / 2.0, ((high - low) / 2.0).max(1e-6));
+        let k = terms as f64;
+        let angle = |n: usize| std::f64::consts::PI * (n as f64 + 0.5) / k;
+        let nodes = (0..terms).map(|n| middle + half * angle(n).cos()).collect();
+        let transform = (0..terms * terms)
+            .map(|p| {
+                let (j, n) = (p / terms, p % terms);
+                let norm = if j == 0 { 1.0 } else { 2.0 } / k;
+                norm * (j as f64 * angle(n)).cos()
+            })
+            .collect();
+        Plan { terms, middle, half, transform, nodes }
+    }
+
+    /// True where the series holds at `s`.
+    pub fn covers(&self, low: f64, high: f64) -> bool {
+        let slack = 1e-9 * self.half;
+        low >= self.middle - self.half - slack && high <= self.middle + self.half + slack
+    }
+}
+
+/// The coefficients of all nets of a model for one set of parameters.
+#[derive(Default)]
+pub struct Series {
+    /// `[n_nets][K, M1]`
+    pub coefficients: Vec<Vec<f64>>,
+    traces: Vec<NetTrace>,
+    /// The largest of the last coefficients over the largest of all.
+    pub tail: f64,
+}
+
+impl Series {
+    /// Expands every embedding net.
+    pub fn expand(&mut self, plan: &Plan, model: &Dp, params: &[f64]) {
+        let (k, m) = (plan.terms, model.n_embed());
+        self.coefficients.resize(model.embedding.len(), Vec::new());
+        self.traces.resize_with(model.embedding.len(), NetTrace::default);
+        self.tail = 0.0;
+        for (n, shape) in model.embedding.iter().enumerate() {
+            let values = net::forward(&mut self.traces[n], shape, params, &plan.nodes);
+            let c = &mut self.coefficients[n];
+            c.clear();
+            c.resize(k * m, 0.0);
+            super::dense::product(
+                c,
+                m,
+                super::dense::Accumulate::Overwrite,
+                super::dense::Strided { data: &plan.transform, row: k, col: 1 },
+                values,
+                m,
+                k,
+                m,
+                k,
+            );
+            let largest = |x: &[f64]| x.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+            let ratio = largest(&c[(k - 3) * m..]) / largest(c).max(1e-300);
+            self.tail = self.tail.max(ratio);
+        }
+    }
+
+    /// Adds the gradient of net `n` given dL/dC `[K, M1]`.
+    pub fn backward_add(
+        &self,
+        grad: &mut [f64],
+        plan: &Plan,
+        model: &Dp,
+        params: &[f64],
+        n: usize,
+        dl_c: &[f64],
+    ) {
+        let (k, m) = (plan.terms, model.n_embed());
+        let mut dl_values = vec![0.0; k * m];
+        super::dense::product(
+            &mut dl_values,
+            m,
+            super::dense::Accumulate::Overwrite,
+            super::dense::Strided { data: &plan.transform, row: 1, col: k },
+            dl_c,
+            m,
+            k,
+            m,
+            k,
+        );
+        net::backward_add(grad, &self.traces[n], &model.embedding[n], params, dl_values);
+    }
+}
+
+/// The smallest plan whose tail is below `tolerance` for these parameters, if any is.
+pub fn choose(
+    model: &Dp,
+    params: &[f64],
+    low: f64,
+    high: f64,
+    tolerance: f64,
+    at_least: usize,
+) -> Option<Plan> {
+    TERMS.iter().filter(|&&terms| terms >= at_least).find_map(|&terms| {
+        let plan = Plan::new(terms, low, high);
+        let mut series = Series::default();
+        series.expand(&plan, model, params);
+        (series.tail < tolerance).then_some(plan)
+    })
+}

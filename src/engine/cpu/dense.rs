@@ -1,0 +1,319 @@
+//! Dense products `C = A B` and `C += A B` without packing.
+//!
+//! A is read one number at a time (any strides), B and C by rows of vectors. A tile of C stays in registers over
+//! the whole inner dimension, so that each element is one sum in one fixed order: the result does not depend on
+//! how the work is split over threads.
+
+use super::real::Real;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
+use super::simd::{Isa, Portable, Simd, isa};
+
+/// A matrix in memory: element (i, k) is `data[i * row + k * col]`.
+#[derive(Clone, Copy)]
+pub struct Strided<'a, T> {
+    pub data: &'a [T],
+    pub row: usize,
+    pub col: usize,
+}
+
+/// What is left of C before the product is added.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Accumulate {
+    Overwrite,
+    Add,
+}
+
+/// `C[m, n] (+)= A[m, k] B[k, n]`; C has rows of `ldc`, B rows of `ldb` numbers.
+#[allow(clippy::too_many_arguments)]
+pub fn product<T: Real>(
+    c: &mut [T],
+    ldc: usize,
+    accumulate: Accumulate,
+    a: Strided<T>,
+    b: &[T],
+    ldb: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+) {
+    if m > 0 && n > 0 {
+        assert!(c.len() >= (m - 1) * ldc + n, "C has room for the product");
+    }
+    // SAFETY: C is ours alone and has room.
+    unsafe { product_into(c.as_mut_ptr(), ldc, accumulate, a, b, ldb, m, n, k) }
+}
+
+/// As [`product`], for a block of a matrix whose other columns are written by other threads.
+///
+/// # Safety
+/// `c` must be valid for `m` rows of `n` numbers, `ldc` apart, which nobody else touches meanwhile.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn product_into<T: Real>(
+    c: *mut T,
+    ldc: usize,
+    accumulate: Accumulate,
+    a: Strided<T>,
+    b: &[T],
+    ldb: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k > 0 {
+        assert!(a.data.len() > (m - 1) * a.row + (k - 1) * a.col, "A covers m x k");
+        assert!(b.len() >= (k - 1) * ldb + n, "B covers k x n");
+    }
+    let raw = Raw {
+        c,
+        ldc,
+        add: accumulate == Accumulate::Add,
+        a: a.data.as_ptr(),
+        a_row: a.row,
+        a_col: a.col,
+        b: b.as_ptr(),
+        ldb,
+        m,
+        n,
+        k,
+    };
+    // SAFETY: the bounds were checked above, and `isa` names only what the machine has.
+    unsafe { T::product_kernel(raw) }
+}
+
+/// The arguments of a product after the bounds were checked.
+#[derive(Clone, Copy)]
+pub struct Raw<T> {
+    c: *mut T,
+    ldc: usize,
+    add: bool,
+    a: *const T,
+    a_row: usize,
+    a_col: usize,
+    b: *const T,
+    ldb: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+/// Calls the kernel of the best instruction set.
+///
+/// # Safety
+/// `raw` must describe memory that [`product`] has checked.
+pub(super) unsafe fn dispatch_f64(raw: Raw<f64>) {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { run_avx512::<f64, Avx512<f64>>(raw) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { run_avx2::<f64, Avx2<f64>>(raw) },
+        _ => unsafe { panels::<f64, Portable<f64>, 4>(raw) },
+    }
+}
+
+/// As [`dispatch_f64`].
+///
+/// # Safety
+/// As there.
+pub(super) unsafe fn dispatch_f32(raw: Raw<f32>) {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { run_avx512::<f32, Avx512<f32>>(raw) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { run_avx2::<f32, Avx2<f32>>(raw) },
+        _ => unsafe { panels::<f32, Portable<f32>, 4>(raw) },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
+unsafe fn run_avx512<T: Real, S: Simd<T = T>>(raw: Raw<T>) {
+    // 8 x 3 accumulators, 3 vectors of B and one of A: 28 of 32 registers.
+    unsafe { panels::<T, S, 8>(raw) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn run_avx2<T: Real, S: Simd<T = T>>(raw: Raw<T>) {
+    // 4 x 3 accumulators, 3 vectors of B and one of A: all 16 registers.
+    unsafe { panels::<T, S, 4>(raw) }
+}
+
+/// Column panels of three vectors, then what is left of the columns.
+#[inline(always)]
+unsafe fn panels<T: Real, S: Simd<T = T>, const MR: usize>(raw: Raw<T>) {
+    let wide = 3 * S::LANES;
+    let mut j = 0;
+    while j < raw.n {
+        let left = raw.n - j;
+        unsafe {
+            match left.div_ceil(S::LANES) {
+                1 => rows::<T, S, MR, 1>(raw, j, left),
+                2 => rows::<T, S, MR, 2>(raw, j, left),
+                _ => rows::<T, S, MR, 3>(raw, j, left.min(wide)),
+            }
+        }
+        j += wide.min(left);
+    }
+}
+
+/// All rows of one column panel of `cols` numbers in `NV` vectors.
+#[inline(always)]
+unsafe fn rows<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
+    raw: Raw<T>,
+    j: usize,
+    cols: usize,
+) {
+    let last = cols - (NV - 1) * S::LANES;
+    let mut i = 0;
+    unsafe {
+        while i + MR <= raw.m {
+            tile::<T, S, MR, NV>(raw, i, j, last);
+            i += MR;
+        }
+        while i + 4 <= raw.m {
+            tile::<T, S, 4, NV>(raw, i, j, last);
+            i += 4;
+        }
+        while i < raw.m {
+            tile::<T, S, 1, NV>(raw, i, j, last);
+            i += 1;
+        }
+    }
+}
+
+/// One tile of C: `MR` rows of `NV` vectors, the last of which holds `last` numbers.
+#[inline(always)]
+unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
+    raw: Raw<T>,
+    i: usize,
+    j: usize,
+    last: usize,
+) {
+    unsafe {
+        let zero = S::splat(T::ZERO);
+        let mut sum = [[zero; NV]; MR];
+        let a = raw.a.add(i * raw.a_row);
+        let b = raw.b.add(j);
+        let full = last == S::LANES;
+        for k in 0..raw.k {
+            let row = b.add(k * raw.ldb);
+            let mut bv = [zero; NV];
+            for v in 0..NV {
+                let p = row.add(v * S::LANES);
+                bv[v] = if v + 1 < NV || full { S::load(p) } else { S::load_partial(p, last) };
+            }
+            let column = a.add(k * raw.a_col);
+            for r in 0..MR {
+                let x = S::splat(*column.add(r * raw.a_row));
+                for v in 0..NV {
+                    sum[r][v] = S::mul_add(x, bv[v], sum[r][v]);
+                }
+            }
+        }
+        for r in 0..MR {
+            let row = raw.c.add((i + r) * raw.ldc + j);
+            for v in 0..NV {
+                let p = row.add(v * S::LANES);
+                let whole = v + 1 < NV || full;
+                let old = match (raw.add, whole) {
+                    (false, _) => zero,
+                    (true, true) => S::load(p),
+                    (true, false) => S::load_partial(p, last),
+                };
+                let value = S::add(old, sum[r][v]);
+                if whole { S::store(p, value) } else { S::store_partial(p, last, value) }
+            }
+        }
+    }
+}
+
+/// `out[c, r] = a[r, c]` for a row-major `[rows, cols]`, in blocks that stay in cache.
+pub fn transpose<T: Real>(out: &mut [T], a: &[T], rows: usize, cols: usize) {
+    const BLOCK: usize = 16;
+    assert!(out.len() >= rows * cols && a.len() >= rows * cols, "both hold rows x cols");
+    for r0 in (0..rows).step_by(BLOCK) {
+        for c0 in (0..cols).step_by(BLOCK) {
+            for r in r0..(r0 + BLOCK).min(rows) {
+                for c in c0..(c0 + BLOCK).min(cols) {
+                    out[c * rows + r] = a[r * cols + c];
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(n: usize, salt: f64) -> Vec<f64> {
+        (0..n).map(|k| ((k as f64 + salt) * 12.9898).sin()).collect()
+    }
+
+    fn check<T: Real>(
+        m: usize,
+        n: usize,
+        k: usize,
+        transposed: bool,
+        accumulate: Accumulate,
+        tolerance: f64,
+    ) {
+        let a = noise(m * k, 0.3);
+        let b = noise(k * n, 0.7);
+        let c0 = noise(m * n, 0.9);
+        let cast = |x: &[f64]| x.iter().map(|&x| T::from_f64(x)).collect::<Vec<T>>();
+        let (at, bt, mut ct) = (cast(&a), cast(&b), cast(&c0));
+        let (row, col) = if transposed { (1, m) } else { (k, 1) };
+        product(&mut ct, n, accumulate, Strided { data: &at, row, col }, &bt, n, m, n, k);
+        for i in 0..m {
+            for j in 0..n {
+                let mut want: f64 = (0..k).map(|l| a[i * row + l * col] * b[l * n + j]).sum();
+                if accumulate == Accumulate::Add {
+                    want += c0[i * n + j];
+                }
+                let got = ct[i * n + j].to_f64();
+                assert!(
+                    (got - want).abs() < tolerance * (1.0 + want.abs()),
+                    "{m}x{n}x{k} ({i},{j}): {got} {want}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn products_of_every_awkward_size_agree_with_plain_sums() {
+        for (m, n, k) in [
+            (1, 1, 1),
+            (8, 24, 5),
+            (9, 25, 16),
+            (7, 47, 3),
+            (16, 48, 33),
+            (13, 100, 64),
+            (3, 7, 0),
+            (21, 17, 9),
+        ] {
+            for transposed in [false, true] {
+                for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
+                    check::<f64>(m, n, k, transposed, accumulate, 1e-13);
+                    check::<f32>(m, n, k, transposed, accumulate, 1e-4);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn transpose_turns_rows_into_columns() {
+        let a = noise(37 * 21, 0.0);
+        let mut b = vec![0.0; a.len()];
+        transpose(&mut b, &a, 37, 21);
+        for r in 0..37 {
+            for c in 0..21 {
+                assert_eq!(b[c * 37 + r], a[r * 21 + c]);
+            }
+        }
+    }
+}

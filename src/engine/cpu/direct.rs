@@ -1,0 +1,335 @@
+//! The embedding by the net itself, pair by pair: where the series does not hold, or is not wanted.
+//!
+//! G depends on s alone, so a pair needs G(s) and G'(s); the second pass differentiates both by the parameters.
+//! Everything is float64: this path is for correctness, the series for speed.
+
+use super::dense::{Accumulate, Strided, product, transpose};
+use super::elementwise::activate;
+use super::frame::{CpuFrame, empty_slot};
+use super::real::Real;
+use crate::model::dp::Dp;
+use crate::model::net::{LayerShape, NetShape, Shortcut};
+
+/// One layer on many rows: value, and derivative by s.
+#[derive(Default)]
+struct JetLayer {
+    x: Vec<f64>,
+    x1: Vec<f64>,
+    f: Vec<f64>,
+    d: Vec<f64>,
+    dd: Vec<f64>,
+    z1: Vec<f64>,
+    y: Vec<f64>,
+    y1: Vec<f64>,
+}
+
+/// A net on many rows: value, and derivative by s.
+#[derive(Default)]
+pub struct JetNet {
+    layers: Vec<JetLayer>,
+}
+
+impl JetNet {
+    fn forward(&mut self, net: &NetShape, params: &[f64], s: &[f64]) {
+        let rows = s.len();
+        self.layers.resize_with(net.layers.len(), JetLayer::default);
+        for (k, shape) in net.layers.iter().enumerate() {
+            let (before, rest) = self.layers.split_at_mut(k);
+            let layer = &mut rest[0];
+            match before.last() {
+                None => {
+                    layer.x = s.to_vec();
+                    layer.x1 = vec![1.0; rows];
+                }
+                Some(below) => {
+                    layer.x.clone_from(&below.y);
+                    layer.x1.clone_from(&below.y1);
+                }
+            }
+            layer.forward(shape, params, rows);
+        }
+    }
+
+    /// G and G', `[rows, M1]`.
+    fn output(&self) -> (&[f64], &[f64]) {
+        let last = &self.layers[self.layers.len() - 1];
+        (&last.y, &last.y1)
+    }
+
+    /// Adds the gradient of `<g, G> + <g1, G'>` by the parameters.
+    fn backward_add(&self, grad: &mut [f64], net: &NetShape, params: &[f64], g: Vec<f64>, g1: Vec<f64>) {
+        let (mut g, mut g1) = (g, g1);
+        for (layer, shape) in self.layers.iter().zip(&net.layers).rev() {
+            (g, g1) = layer.backward(grad, shape, params, &g, &g1);
+        }
+    }
+}
+
+impl JetLayer {
+    fn forward(&mut self, shape: &LayerShape, params: &[f64], rows: usize) {
+        let (n_in, n) = (shape.n_in, shape.n_out);
+        let w = &params[shape.w_range()];
+        for buffer in [&mut self.f, &mut self.d, &mut self.dd, &mut self.z1, &mut self.y, &mut self.y1] {
+            buffer.clear();
+            buffer.resize(rows * n, 0.0);
+        }
+        if let Some(range) = shape.b_range() {
+            for row in self.f.chunks_exact_mut(n) {
+                row.copy_from_slice(&params[range.clone()]);
+            }
+        }
+        let x = Strided { data: &self.x, row: n_in, col: 1 };
+        product(&mut self.f, n, Accumulate::Add, x, w, n, rows, n, n_in);
+        let x1 = Strided { data: &self.x1, row: n_in, col: 1 };
+        product(&mut self.z1, n, Accumulate::Overwrite, x1, w, n, rows, n, n_in);
+        activate(&mut self.f, &mut self.d, &mut self.dd, shape.activation);
+        for r in 0..rows {
+            for o in 0..n {
+                let p = r * n + o;
+                let scale = shape.idt.map_or(1.0, |t| params[t + o]);
+                self.y[p] = scale * self.f[p];
+                self.y1[p] = scale * self.d[p] * self.z1[p];
+                if shape.shortcut != Shortcut::None {
+                    self.y[p] += self.x[r * n_in + o % n_in];
+                    self.y1[p] += self.x1[r * n_in + o % n_in];
+                }
+            }
+        }
+    }
+
+    fn backward(
+        &self,
+        grad: &mut [f64],
+        shape: &LayerShape,
+        params: &[f64],
+        g: &[f64],
+        g1: &[f64],
+    ) -> (Vec<f64>, Vec<f64>) {
+        let (n_in, n) = (shape.n_in, shape.n_out);
+        let rows = g.len() / n;
+        let (mut dz, mut dz1) = (vec![0.0; rows * n], vec![0.0; rows * n]);
+        for p in 0..rows * n {
+            let o = p % n;
+            let scale = shape.idt.map_or(1.0, |t| params[t + o]);
+            dz[p] = scale * (g[p] * self.d[p] + g1[p] * self.dd[p] * self.z1[p]);
+            dz1[p] = scale * g1[p] * self.d[p];
+            if let Some(t) = shape.idt {
+                grad[t + o] += g[p] * self.f[p] + g1[p] * self.d[p] * self.z1[p];
+            }
+            if let Some(b) = shape.b {
+                grad[b + o] += dz[p];
+            }
+        }
+        let dw = &mut grad[shape.w_range()];
+        product(dw, n, Accumulate::Add, Strided { data: &self.x, row: 1, col: n_in }, &dz, n, n_in, n, rows);
+        product(
+            dw,
+            n,
+            Accumulate::Add,
+            Strided { data: &self.x1, row: 1, col: n_in },
+            &dz1,
+            n,
+            n_in,
+            n,
+            rows,
+        );
+        let mut w_t = vec![0.0; n_in * n];
+        transpose(&mut w_t, &params[shape.w_range()], n_in, n);
+        let below = |dz: &[f64], g: &[f64]| {
+            let mut dx = vec![0.0; rows * n_in];
+            let a = Strided { data: dz, row: n, col: 1 };
+            product(&mut dx, n_in, Accumulate::Overwrite, a, &w_t, n_in, rows, n_in, n);
+            if shape.shortcut != Shortcut::None {
+                for (p, g) in g.iter().enumerate() {
+                    dx[p / n * n_in + p % n % n_in] += g;
+                }
+            }
+            dx
+        };
+        (below(&dz, g), below(&dz1, g1))
+    }
+}
+
+/// The neighbours of one atom of one type, with the empty slots as a last row.
+struct Rows {
+    /// `[n, 4]`
+    row: Vec<[f64; 4]>,
+    s: Vec<f64>,
+    weight: Vec<f64>,
+}
+
+fn rows<T: Real>(model: &Dp, frame: &CpuFrame<T>, r: usize, center: usize, t: usize) -> Rows {
+    let columns = &frame.columns;
+    let mut out = Rows { row: Vec::new(), s: Vec::new(), weight: Vec::new() };
+    for p in frame.pairs(r, t, model.n_types()) {
+        let q = columns.q[p].to_f64();
+        let s = columns.s[p].to_f64();
+        out.row.push([
+            s,
+            q * columns.d[0][p].to_f64(),
+            q * columns.d[1][p].to_f64(),
+            q * columns.d[2][p].to_f64(),
+        ]);
+        out.s.push(s);
+        out.weight.push(1.0);
+    }
+    let padding = frame.padding[r * model.n_types() + t];
+    if padding > 0 {
+        let s = empty_slot(model, center);
+        out.row.push([s, 0.0, 0.0, 0.0]);
+        out.s.push(s);
+        out.weight.push(f64::from(padding));
+    }
+    out
+}
+
+/// How the rows of one atom and type move along `d_dot`; the empty slots do not.
+///
+/// `d_dot[k][p - first]` belongs to pair p.
+fn rows_dot<T: Real>(
+    frame: &CpuFrame<T>,
+    pairs: std::ops::Range<usize>,
+    d_dot: [&[T]; 3],
+    first: usize,
+) -> Vec<[f64; 4]> {
+    let c = &frame.columns;
+    pairs
+        .map(|p| {
+            let d = [0, 1, 2].map(|k| c.d[k][p].to_f64());
+            let v = [0, 1, 2].map(|k| d_dot[k][p - first].to_f64());
+            let rr = d[0] * v[0] + d[1] * v[1] + d[2] * v[2];
+            let turn = c.q_slope[p].to_f64() * rr;
+            let q = c.q[p].to_f64();
+            [
+                c.s_slope[p].to_f64() * rr,
+                q * v[0] + turn * d[0],
+                q * v[1] + turn * d[1],
+                q * v[2] + turn * d[2],
+            ]
+        })
+        .collect()
+}
+
+/// One atom of a frame, as the functions of this file see it.
+#[derive(Clone, Copy)]
+pub struct Atom<'a, T> {
+    pub model: &'a Dp,
+    pub params: &'a [f64],
+    pub frame: &'a CpuFrame<T>,
+    /// Row within the frame.
+    pub row: usize,
+    pub center: usize,
+}
+
+impl<T: Real> Atom<'_, T> {
+    fn each_type(&self, mut visit: impl FnMut(usize, &NetShape, Rows, &JetNet)) {
+        let mut jets = JetNet::default();
+        for t in 0..self.model.n_types() {
+            let rows = rows(self.model, self.frame, self.row, self.center, t);
+            if rows.s.is_empty() {
+                continue;
+            }
+            let net = &self.model.embedding[self.model.embedding_net(self.center, t)];
+            jets.forward(net, self.params, &rows.s);
+            visit(t, net, rows, &jets);
+        }
+    }
+
+    /// `A[c, m]` of this atom, overwritten.
+    pub fn forward(&self, a: &mut [T]) {
+        let m1 = self.model.n_embed();
+        let mut sum = vec![0.0; 4 * m1];
+        self.each_type(|_, _, rows, jets| {
+            let (g, _) = jets.output();
+            for (n, row) in rows.row.iter().enumerate() {
+                for c in 0..4 {
+                    let scale = rows.weight[n] * row[c];
+                    add_scaled(&mut sum[c * m1..(c + 1) * m1], scale, &g[n * m1..(n + 1) * m1]);
+                }
+            }
+        });
+        self.write(a, &sum);
+    }
+
+    /// The change of A, overwritten.
+    pub fn tangent(&self, a_dot: &mut [T], d_dot: [&[T]; 3], first: usize) {
+        let m1 = self.model.n_embed();
+        let mut sum = vec![0.0; 4 * m1];
+        self.each_type(|t, _, rows, jets| {
+            let (g, g1) = jets.output();
+            let pairs = self.frame.pairs(self.row, t, self.model.n_types());
+            for (n, row_dot) in rows_dot(self.frame, pairs, d_dot, first).iter().enumerate() {
+                for c in 0..4 {
+                    let sum = &mut sum[c * m1..(c + 1) * m1];
+                    add_scaled(sum, row_dot[c], &g[n * m1..(n + 1) * m1]);
+                    add_scaled(sum, row_dot[0] * rows.row[n][c], &g1[n * m1..(n + 1) * m1]);
+                }
+            }
+        });
+        self.write(a_dot, &sum);
+    }
+
+    fn write(&self, a: &mut [T], sum: &[f64]) {
+        let scale = 1.0 / self.model.n_sel() as f64;
+        for (a, sum) in a.iter_mut().zip(sum) {
+            *a = T::from_f64(sum * scale);
+        }
+    }
+
+    /// dE/dd of this atom's pairs from dE/dA, `de_d[k][p - first]`.
+    pub fn forces(&self, de_d: [&mut [T]; 3], de_a: &[T]) {
+        let m1 = self.model.n_embed();
+        let scale = 1.0 / self.model.n_sel() as f64;
+        let de_a: Vec<f64> = de_a.iter().map(|x| x.to_f64() * scale).collect();
+        let first = self.frame.pairs(self.row, 0, self.model.n_types()).start;
+        let columns = &self.frame.columns;
+        self.each_type(|t, _, rows, jets| {
+            let (g, g1) = jets.output();
+            for (n, p) in self.frame.pairs(self.row, t, self.model.n_types()).enumerate() {
+                let at = n * m1..(n + 1) * m1;
+                let mut de = [0, 1, 2, 3].map(|c| dot(&g[at.clone()], &de_a[c * m1..(c + 1) * m1]));
+                for c in 0..4 {
+                    de[0] += rows.row[n][c] * dot(&g1[at.clone()], &de_a[c * m1..(c + 1) * m1]);
+                }
+                let d = [0, 1, 2].map(|k| columns.d[k][p].to_f64());
+                let along = de[1] * d[0] + de[2] * d[1] + de[3] * d[2];
+                let radial = columns.s_slope[p].to_f64() * de[0] + columns.q_slope[p].to_f64() * along;
+                for k in 0..3 {
+                    de_d[k][p - first] = T::from_f64(columns.q[p].to_f64() * de[k + 1] + radial * d[k]);
+                }
+            }
+        });
+    }
+
+    /// Adds dL/dparams of the embedding nets from the adjoints of A and of its tangent.
+    pub fn backward_add(&self, grad: &mut [f64], d_dot: [&[T]; 3], first: usize, dl_a: &[T], de_a: &[T]) {
+        let m1 = self.model.n_embed();
+        let scale = 1.0 / self.model.n_sel() as f64;
+        let cast = |x: &[T]| x.iter().map(|x| x.to_f64() * scale).collect::<Vec<f64>>();
+        let (dl_a, de_a) = (cast(dl_a), cast(de_a));
+        self.each_type(|t, net, rows, jets| {
+            let pairs = self.frame.pairs(self.row, t, self.model.n_types());
+            let mut rows_dot = rows_dot(self.frame, pairs, d_dot, first);
+            rows_dot.resize(rows.s.len(), [0.0; 4]);
+            let (mut g, mut g1) = (vec![0.0; rows.s.len() * m1], vec![0.0; rows.s.len() * m1]);
+            for (n, (row, row_dot)) in rows.row.iter().zip(&rows_dot).enumerate() {
+                let at = n * m1..(n + 1) * m1;
+                for c in 0..4 {
+                    let (dl, de) = (&dl_a[c * m1..(c + 1) * m1], &de_a[c * m1..(c + 1) * m1]);
+                    add_scaled(&mut g[at.clone()], rows.weight[n] * row[c], dl);
+                    add_scaled(&mut g[at.clone()], row_dot[c], de);
+                    add_scaled(&mut g1[at.clone()], row_dot[0] * row[c], de);
+                }
+            }
+            jets.backward_add(grad, net, self.params, g, g1);
+        });
+    }
+}
+
+fn add_scaled(out: &mut [f64], scale: f64, a: &[f64]) {
+    super::elementwise::axpy(out, scale, a);
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    super::elementwise::dot(a, b)
+}

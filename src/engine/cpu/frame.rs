@@ -1,0 +1,215 @@
+//! A frame as the CPU engine wants it: atoms sorted by type, pairs as columns, features of the series.
+
+use super::chebyshev::Plan;
+use super::pairs::{self, CHUNK, PairColumns, Scale};
+use super::real::Real;
+use crate::engine::reference::env;
+use crate::model::dp::Dp;
+use crate::model::dp::geometry::Geometry;
+use std::sync::{Arc, RwLock};
+
+/// A prepared frame. Row `r` is the r-th real atom when atoms are sorted by type.
+pub struct CpuFrame<T> {
+    /// Atoms of the frame, virtual ones included.
+    pub n_atoms: usize,
+    /// `[n_rows]` index in the file.
+    pub order: Vec<u32>,
+    /// `[n_types + 1]` rows of each type.
+    pub block: Vec<usize>,
+    /// `[n_rows * n_types + 1]`
+    pub pair_start: Vec<u32>,
+    /// `[n_pairs]` index of the neighbour in the file.
+    pub j: Vec<u32>,
+    pub columns: PairColumns<T>,
+    /// `[n_rows * n_types]` empty slots.
+    pub padding: Vec<u32>,
+    /// Pairs in which an atom is the neighbour: `reverse[reverse_start[j] ..]`.
+    pub reverse_start: Vec<u32>,
+    pub reverse: Vec<u32>,
+    /// `[n_rows, n_extra]`
+    pub extra: Vec<T>,
+    /// Smallest and largest argument of the nets.
+    pub s_range: (f64, f64),
+    features: RwLock<Option<Arc<Features<T>>>>,
+}
+
+/// The features Q of a frame for one plan.
+pub struct Features<T> {
+    plan: Arc<Plan>,
+    /// `[n_rows, 4, n_types * K]`
+    pub q: Vec<T>,
+}
+
+impl<T: Real> CpuFrame<T> {
+    /// Sorts and normalises the geometry of a frame.
+    pub fn new(model: &Dp, geometry: &Geometry) -> Self {
+        let n_types = model.n_types();
+        let n_atoms = geometry.n_atoms();
+        let mut order: Vec<u32> = (0..n_atoms as u32).filter(|&i| geometry.types[i as usize] >= 0).collect();
+        order.sort_by_key(|&i| geometry.types[i as usize]);
+        let type_of = |i: u32| geometry.types[i as usize] as usize;
+        let block = (0..=n_types).map(|t| order.partition_point(|&i| type_of(i) < t)).collect();
+        let mut frame = CpuFrame {
+            n_atoms,
+            pair_start: vec![0],
+            j: Vec::with_capacity(geometry.n_pairs()),
+            columns: PairColumns::default(),
+            padding: Vec::with_capacity(order.len() * n_types),
+            reverse_start: Vec::new(),
+            reverse: Vec::new(),
+            extra: Vec::with_capacity(order.len() * model.n_extra()),
+            s_range: (f64::INFINITY, f64::NEG_INFINITY),
+            features: RwLock::new(None),
+            order,
+            block,
+        };
+        frame.fill(model, geometry);
+        frame.reverse_pairs();
+        frame
+    }
+
+    fn fill(&mut self, model: &Dp, geometry: &Geometry) {
+        let n_extra = model.n_extra();
+        for r in 0..self.order.len() {
+            let i = self.order[r] as usize;
+            let center = geometry.types[i] as usize;
+            for t in 0..model.n_types() {
+                for p in geometry.pairs(i, t, model.n_types()) {
+                    self.j.push(geometry.j[p]);
+                    self.push_pair(model, center, geometry.d[p], geometry.r[p]);
+                }
+                self.pair_start.push(self.j.len() as u32);
+                let padding = geometry.padding[i * model.n_types() + t];
+                self.padding.push(padding);
+                if padding > 0 {
+                    self.extend_range(empty_slot(model, center));
+                }
+            }
+            let extra = &geometry.extra[i * n_extra..(i + 1) * n_extra];
+            self.extra.extend(extra.iter().map(|&x| T::from_f64(x)));
+        }
+    }
+
+    fn push_pair(&mut self, model: &Dp, center: usize, d: [f64; 3], r: f64) {
+        let (davg, dstd) = (&model.stats.davg[center], &model.stats.dstd[center]);
+        let [s, s_r, q, q_r] = env::radial(model.descriptor(), r);
+        let argument = (s - davg[0]) / dstd[0];
+        self.extend_range(argument);
+        for (column, d) in self.columns.d.iter_mut().zip(d) {
+            column.push(T::from_f64(d));
+        }
+        self.columns.s.push(T::from_f64(argument));
+        self.columns.s_slope.push(T::from_f64(s_r / (r * dstd[0])));
+        self.columns.q.push(T::from_f64(q / dstd[1]));
+        self.columns.q_slope.push(T::from_f64(q_r / (r * dstd[1])));
+    }
+
+    fn extend_range(&mut self, s: f64) {
+        self.s_range = (self.s_range.0.min(s), self.s_range.1.max(s));
+    }
+
+    fn reverse_pairs(&mut self) {
+        self.reverse_start = vec![0; self.n_atoms + 1];
+        for &j in &self.j {
+            self.reverse_start[j as usize + 1] += 1;
+        }
+        for k in 0..self.n_atoms {
+            self.reverse_start[k + 1] += self.reverse_start[k];
+        }
+        let mut next = self.reverse_start.clone();
+        self.reverse = vec![0; self.j.len()];
+        for (p, &j) in self.j.iter().enumerate() {
+            self.reverse[next[j as usize] as usize] = p as u32;
+            next[j as usize] += 1;
+        }
+    }
+
+    pub fn n_rows(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Pairs of row `r` with neighbours of type `t`.
+    pub fn pairs(&self, r: usize, t: usize, n_types: usize) -> std::ops::Range<usize> {
+        self.pair_start[r * n_types + t] as usize..self.pair_start[r * n_types + t + 1] as usize
+    }
+
+    /// True where the series of `plan` may be used for this frame.
+    pub fn covered_by(&self, plan: &Plan) -> bool {
+        self.n_rows() == 0 || plan.covers(self.s_range.0, self.s_range.1)
+    }
+
+    /// Q for a plan: the cached one, or computed now and kept.
+    pub fn features(&self, plan: &Arc<Plan>, model: &Dp) -> Arc<Features<T>> {
+        let cached = self.features.read().unwrap_or_else(|e| e.into_inner()).clone();
+        if let Some(features) = cached
+            && Arc::ptr_eq(&features.plan, plan)
+        {
+            return features;
+        }
+        let features = Arc::new(Features { plan: plan.clone(), q: self.compute_features(plan, model) });
+        *self.features.write().unwrap_or_else(|e| e.into_inner()) = Some(features.clone());
+        features
+    }
+
+    fn compute_features(&self, plan: &Plan, model: &Dp) -> Vec<T> {
+        let (n_types, terms) = (model.n_types(), plan.terms);
+        let stride = n_types * terms;
+        let scale = plan.scale();
+        let mut q = vec![T::ZERO; self.n_rows() * 4 * stride];
+        let mut sums = vec![[[T::ZERO; CHUNK]; 4]; terms];
+        for (r, q) in q.chunks_exact_mut(4 * stride).enumerate() {
+            let center = self.block.partition_point(|&b| b <= r) - 1;
+            for t in 0..n_types {
+                let pairs = self.pairs(r, t, n_types);
+                pairs::features(
+                    &mut q[t * terms..],
+                    stride,
+                    &mut sums,
+                    &self.columns,
+                    pairs.start,
+                    pairs.len(),
+                    scale,
+                );
+                let padding = f64::from(self.padding[r * n_types + t]);
+                if padding > 0.0 {
+                    let s = empty_slot(model, center);
+                    for (k, t_k) in plan.polynomials(s).enumerate() {
+                        q[t * terms + k] += T::from_f64(padding * s * t_k);
+                    }
+                }
+            }
+        }
+        q
+    }
+
+    /// Memory that this frame holds.
+    pub fn bytes(&self) -> usize {
+        let pairs = self.j.len() * (7 * size_of::<T>() + 8);
+        let q = self.features.read().unwrap_or_else(|e| e.into_inner()).as_ref().map_or(0, |f| f.q.len());
+        pairs + q * size_of::<T>() + self.order.len() * 64 + 512
+    }
+}
+
+/// The row of an empty slot has only a radial component: -davg / dstd.
+pub fn empty_slot(model: &Dp, center: usize) -> f64 {
+    -model.stats.davg[center][0] / model.stats.dstd[center][0]
+}
+
+impl Plan {
+    /// The change of variables for the kernels.
+    pub fn scale<T: Real>(&self) -> Scale<T> {
+        Scale { middle: T::from_f64(self.middle), inv_half: T::from_f64(1.0 / self.half) }
+    }
+
+    /// T_0, T_1, ... at `s`.
+    fn polynomials(&self, s: f64) -> impl Iterator<Item = f64> {
+        let x = (s - self.middle) / self.half;
+        let (mut t, mut t_old) = (1.0, x);
+        (0..self.terms).map(move |_| {
+            let now = t;
+            t = 2.0 * x * now - t_old;
+            t_old = now;
+            now
+        })
+    }
+}

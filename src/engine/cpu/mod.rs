@@ -1,0 +1,188 @@
+//! The CPU engine: threads over blocks of atoms and blocks of matrices, float64 or float32.
+//!
+//! The geometry of a frame is turned into features once ([`frame`]); a step is then a handful of dense products
+//! ([`dense`], [`fitting`]) and one walk over the pairs for each pass ([`pairs`]). Where the Chebyshev series of
+//! the embedding does not hold, the net itself is used ([`direct`]).
+
+pub mod simd;
+pub mod real;
+pub mod dense;
+pub mod elementwise;
+pub mod pool;
+pub mod net;
+pub mod chebyshev;
+pub mod pairs;
+pub mod frame;
+pub mod descriptor;
+pub mod direct;
+pub mod fitting;
+mod blocks;
+#[cfg(test)]
+mod tests;
+
+use super::{Engine, Prediction, Seeds};
+use crate::Result;
+use crate::data::Frame;
+use crate::model::dp::Dp;
+use crate::model::dp::geometry::Geometry;
+use blocks::{Batch, Buffers};
+use chebyshev::{Plan, Series, TERMS};
+use fitting::Fitting;
+use frame::{CpuFrame, empty_slot};
+use pool::Pool;
+use real::Real;
+use std::sync::{Arc, RwLock};
+
+/// How the embedding net is evaluated.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum EmbeddingMode {
+    /// As a series for distances down to `min_distance` (A), as the net itself for frames that go below.
+    Chebyshev { min_distance: f64 },
+    /// As the net itself, always.
+    Direct,
+}
+
+/// The plan in force, shared with the loader threads. `None`: the net itself is used.
+type SharedPlan = Arc<RwLock<Option<Arc<Plan>>>>;
+
+/// Evaluates a Deep Potential on CPU threads in float32 or float64.
+pub struct CpuEngine<T> {
+    model: Arc<Dp>,
+    pool: Pool,
+    plan: SharedPlan,
+    /// The argument of the series reaches from an empty slot to the shortest distance.
+    range: (f64, f64),
+    series: Series,
+    fitting: Fitting<T>,
+    buffers: Buffers<T>,
+    weights: Vec<T>,
+    gradient: Vec<T>,
+}
+
+impl<T: Real> CpuEngine<T> {
+    /// An engine for a model. `terms` continues with the series of an earlier run.
+    pub fn new(model: Arc<Dp>, threads: usize, mode: EmbeddingMode, terms: Option<usize>) -> Result<Self> {
+        let range = match mode {
+            EmbeddingMode::Chebyshev { min_distance } => argument_range(&model, min_distance),
+            EmbeddingMode::Direct => (0.0, 0.0),
+        };
+        let plan = match mode {
+            EmbeddingMode::Chebyshev { .. } => {
+                Some(Arc::new(Plan::new(terms.unwrap_or(TERMS[0]), range.0, range.1)))
+            }
+            EmbeddingMode::Direct => None,
+        };
+        Ok(CpuEngine {
+            pool: Pool::new(threads)?,
+            plan: Arc::new(RwLock::new(plan)),
+            range,
+            series: Series::default(),
+            fitting: Fitting::new(model.fitting.clone()),
+            buffers: Buffers::default(),
+            weights: Vec::new(),
+            gradient: Vec::new(),
+            model,
+        })
+    }
+
+    /// Terms of the series in force; `None` where the net itself is used.
+    pub fn terms(&self) -> Option<usize> {
+        self.plan().map(|plan| plan.terms)
+    }
+
+    pub fn n_threads(&self) -> usize {
+        self.pool.n_threads()
+    }
+
+    fn plan(&self) -> Option<Arc<Plan>> {
+        self.plan.read().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Raises the number of terms before the frames are prepared, so that their features are made once.
+    pub fn adapt(&mut self, params: &[f64]) {
+        self.expand(params);
+    }
+
+    /// Expands the embedding nets; raises the number of terms until the tail is below the tolerance.
+    fn expand(&mut self, params: &[f64]) -> Option<Arc<Plan>> {
+        let plan = self.plan()?;
+        self.series.expand(&plan, &self.model, params);
+        if self.series.tail < T::SERIES_TOLERANCE {
+            return Some(plan);
+        }
+        let (low, high) = self.range;
+        let chosen = chebyshev::choose(&self.model, params, low, high, T::SERIES_TOLERANCE, plan.terms + 1)
+            .map(Arc::new);
+        match &chosen {
+            Some(new) => {
+                log::debug!("embedding series: {} terms instead of {}", new.terms, plan.terms);
+                self.series.expand(new, &self.model, params);
+            }
+            None => log::warn!(
+                "the embedding net is not smooth enough for a series of {} terms: evaluating the net itself",
+                TERMS[TERMS.len() - 1]
+            ),
+        }
+        *self.plan.write().unwrap_or_else(|e| e.into_inner()) = chosen.clone();
+        chosen
+    }
+}
+
+/// From the argument of an empty slot (s = 0) to that of the shortest distance, over all centre types.
+fn argument_range(model: &Dp, min_distance: f64) -> (f64, f64) {
+    // Distances of other frames may be a little shorter: leave room before the direct path has to take over.
+    let r = (0.95 * min_distance).clamp(1e-3, model.descriptor().rcut);
+    let [s, ..] = super::reference::env::radial(model.descriptor(), r);
+    let mut range = (f64::INFINITY, f64::NEG_INFINITY);
+    for center in 0..model.n_types() {
+        let high = (s - model.stats.davg[center][0]) / model.stats.dstd[center][0];
+        range = (range.0.min(empty_slot(model, center)), range.1.max(high));
+    }
+    range
+}
+
+impl<T: Real> Engine for CpuEngine<T> {
+    type Prepared = CpuFrame<T>;
+
+    fn preparer(&self) -> Arc<dyn Fn(&Frame) -> Result<CpuFrame<T>> + Send + Sync> {
+        let (model, plan) = (self.model.clone(), self.plan.clone());
+        Arc::new(move |frame| {
+            let prepared = CpuFrame::new(&model, &Geometry::new(&model, frame)?);
+            let plan = plan.read().unwrap_or_else(|e| e.into_inner()).clone();
+            if let Some(plan) = plan.filter(|plan| prepared.covered_by(plan)) {
+                prepared.features(&plan, &model);
+            }
+            Ok(prepared)
+        })
+    }
+
+    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrame<T>]) {
+        let plan = self.expand(params);
+        let weights = T::view(params, &mut self.weights);
+        self.buffers.resize(&self.model, batch, plan.as_ref());
+        let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
+        if let Some(plan) = &plan {
+            self.buffers.stack_coefficients(&self.model, plan, &self.series);
+        }
+        self.fitting.resize(&batch.group_sizes());
+        blocks::describe(&self.pool, &batch, &mut self.buffers, &mut self.fitting);
+        self.fitting.forward(&self.pool, weights);
+        self.fitting.backward_input(&self.pool, weights);
+        blocks::differentiate(&self.pool, &batch, &mut self.buffers, &self.fitting);
+        blocks::collect(&self.pool, out, &batch, &self.buffers, &self.fitting);
+    }
+
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
+        let plan = self.plan();
+        let weights = T::view(params, &mut self.weights);
+        let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
+        blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);
+        self.fitting.tangent(&self.pool, weights);
+        let dl_e = blocks::energy_seeds::<T>(&batch, seeds);
+        let gradient = T::target(grad, &mut self.gradient);
+        self.fitting.backward(&self.pool, gradient, weights, &dl_e);
+        T::deliver(grad, &self.gradient);
+        blocks::adjoint(&self.pool, &batch, &mut self.buffers, &self.fitting);
+        blocks::embedding_gradient(&self.pool, grad, &batch, &mut self.buffers, &self.series);
+    }
+}

@@ -1,0 +1,108 @@
+//! A net on many rows in float64, value and gradient: for the few hundred nodes of the series.
+
+use super::dense::{Accumulate, Strided, product};
+use super::elementwise::activate;
+use crate::model::net::{LayerShape, NetShape, Shortcut};
+
+/// What the forward pass remembers.
+#[derive(Default)]
+pub struct NetTrace {
+    rows: usize,
+    layers: Vec<LayerTrace>,
+}
+
+#[derive(Default)]
+struct LayerTrace {
+    /// `[rows, n_in]`
+    x: Vec<f64>,
+    /// `[rows, n_out]` act, act', act'' of the pre-activation.
+    f: Vec<f64>,
+    d: Vec<f64>,
+    dd: Vec<f64>,
+    y: Vec<f64>,
+}
+
+/// The net's value at each row of `x` `[rows, n_in]`.
+pub fn forward<'a>(trace: &'a mut NetTrace, net: &NetShape, params: &[f64], x: &[f64]) -> &'a [f64] {
+    trace.rows = x.len() / net.layers[0].n_in;
+    trace.layers.resize_with(net.layers.len(), LayerTrace::default);
+    for (k, shape) in net.layers.iter().enumerate() {
+        let (before, rest) = trace.layers.split_at_mut(k);
+        let layer = &mut rest[0];
+        layer.x.clear();
+        layer.x.extend_from_slice(if k == 0 { x } else { &before[k - 1].y });
+        layer_forward(layer, shape, params, trace.rows);
+    }
+    &trace.layers[net.layers.len() - 1].y
+}
+
+fn layer_forward(layer: &mut LayerTrace, shape: &LayerShape, params: &[f64], rows: usize) {
+    let n = shape.n_out;
+    layer.f.clear();
+    match shape.b_range() {
+        Some(range) => (0..rows).for_each(|_| layer.f.extend_from_slice(&params[range.clone()])),
+        None => layer.f.resize(rows * n, 0.0),
+    }
+    let a = Strided { data: &layer.x, row: shape.n_in, col: 1 };
+    product(&mut layer.f, n, Accumulate::Add, a, &params[shape.w_range()], n, rows, n, shape.n_in);
+    for buffer in [&mut layer.d, &mut layer.dd, &mut layer.y] {
+        buffer.resize(rows * n, 0.0);
+    }
+    activate(&mut layer.f, &mut layer.d, &mut layer.dd, shape.activation);
+    for r in 0..rows {
+        for o in 0..n {
+            let scale = shape.idt.map_or(1.0, |t| params[t + o]);
+            let shortcut =
+                if shape.shortcut == Shortcut::None { 0.0 } else { layer.x[r * shape.n_in + o % shape.n_in] };
+            layer.y[r * n + o] = scale * layer.f[r * n + o] + shortcut;
+        }
+    }
+}
+
+/// Adds dL/dparams given dL/dy `[rows, n_out]`.
+pub fn backward_add(grad: &mut [f64], trace: &NetTrace, net: &NetShape, params: &[f64], dl_y: Vec<f64>) {
+    let mut dl_y = dl_y;
+    for (layer, shape) in trace.layers.iter().zip(&net.layers).rev() {
+        dl_y = layer_backward(grad, layer, shape, params, trace.rows, &dl_y);
+    }
+}
+
+fn layer_backward(
+    grad: &mut [f64],
+    layer: &LayerTrace,
+    shape: &LayerShape,
+    params: &[f64],
+    rows: usize,
+    dl_y: &[f64],
+) -> Vec<f64> {
+    let (n_in, n) = (shape.n_in, shape.n_out);
+    let mut dl_z = vec![0.0; rows * n];
+    for r in 0..rows {
+        for o in 0..n {
+            let p = r * n + o;
+            let scale = shape.idt.map_or(1.0, |t| params[t + o]);
+            dl_z[p] = dl_y[p] * scale * layer.d[p];
+            if let Some(t) = shape.idt {
+                grad[t + o] += dl_y[p] * layer.f[p];
+            }
+            if let Some(b) = shape.b {
+                grad[b + o] += dl_z[p];
+            }
+        }
+    }
+    let x_t = Strided { data: &layer.x, row: 1, col: n_in };
+    product(&mut grad[shape.w_range()], n, Accumulate::Add, x_t, &dl_z, n, n_in, n, rows);
+    let mut w_t = vec![0.0; n_in * n];
+    super::dense::transpose(&mut w_t, &params[shape.w_range()], n_in, n);
+    let mut dl_x = vec![0.0; rows * n_in];
+    let a = Strided { data: &dl_z, row: n, col: 1 };
+    product(&mut dl_x, n_in, Accumulate::Overwrite, a, &w_t, n_in, rows, n_in, n);
+    if shape.shortcut != Shortcut::None {
+        for r in 0..rows {
+            for o in 0..n {
+                dl_x[r * n_in + o % n_in] += dl_y[r * n + o];
+            }
+        }
+    }
+    dl_x
+}

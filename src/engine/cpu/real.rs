@@ -1,0 +1,186 @@
+//! The two number types of the CPU engine.
+
+use super::dense::{self, Raw};
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
+
+/// float32 or float64.
+pub trait Real:
+    Copy
+    + Default
+    + Send
+    + Sync
+    + PartialOrd
+    + std::fmt::Debug
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + SubAssign
+    + Sum
+    + 'static
+{
+    const ZERO: Self;
+    const ONE: Self;
+    fn from_f64(x: f64) -> Self;
+    fn to_f64(self) -> f64;
+    /// a * self + b, fused where the instruction set has it (kernels are compiled for those that do).
+    fn fma(self, a: Self, b: Self) -> Self;
+    /// Hyperbolic tangent to the last few bits, written so that the compiler vectorises it.
+    fn tanh(self) -> Self;
+    /// The largest tail of an embedding series, relative to its largest coefficient.
+    const SERIES_TOLERANCE: f64;
+    /// Parameters as this type: themselves, or cast into the buffer.
+    fn view<'a>(params: &'a [f64], buffer: &'a mut Vec<Self>) -> &'a [Self];
+    /// Where a gradient is computed: in place, or in the buffer.
+    fn target<'a>(grad: &'a mut [f64], buffer: &'a mut Vec<Self>) -> &'a mut [Self];
+    /// Brings a gradient from the buffer to its place.
+    fn deliver(grad: &mut [f64], buffer: &[Self]);
+    /// Runs the matrix kernel.
+    ///
+    /// # Safety
+    /// `raw` must come from [`dense::product`].
+    unsafe fn product_kernel(raw: Raw<Self>);
+}
+
+impl Real for f64 {
+    const ZERO: f64 = 0.0;
+    const ONE: f64 = 1.0;
+    #[inline(always)]
+    fn from_f64(x: f64) -> f64 {
+        x
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self
+    }
+    #[inline(always)]
+    fn fma(self, a: f64, b: f64) -> f64 {
+        if cfg!(target_arch = "x86_64") { self.mul_add(a, b) } else { self * a + b }
+    }
+    #[inline(always)]
+    fn tanh(self) -> f64 {
+        // expm1(2|x|) by 2^n and a polynomial on |r| <= ln2 / 2, then e / (e + 2).
+        const C: [f64; 12] = [
+            1.0 / 2.0,
+            1.0 / 6.0,
+            1.0 / 24.0,
+            1.0 / 120.0,
+            1.0 / 720.0,
+            1.0 / 5040.0,
+            1.0 / 40320.0,
+            1.0 / 362880.0,
+            1.0 / 3628800.0,
+            1.0 / 39916800.0,
+            1.0 / 479001600.0,
+            1.0 / 6227020800.0,
+        ];
+        // Not `min`, which would turn NaN into a number.
+        let a = if self.abs() > 20.0 { 20.0 } else { self.abs() };
+        let y = a + a;
+        // Adding and subtracting 1.5 * 2^52 rounds to the nearest integer.
+        const ROUND: f64 = 6755399441055744.0;
+        let shifted = y * std::f64::consts::LOG2_E + ROUND;
+        let n = shifted - ROUND;
+        let r = n.fma(-6.931_471_803_691_238e-1, y);
+        let r = n.fma(-1.908_214_929_270_587_7e-10, r);
+        let mut q = C[11];
+        for c in C[..11].iter().rev() {
+            q = q.fma(r, *c);
+        }
+        let p = (q * r).fma(r, r);
+        let t = f64::from_bits((shifted.to_bits() << 52).wrapping_add(1023 << 52));
+        let e = t.fma(p, t - 1.0);
+        (e / (e + 2.0)).copysign(self)
+    }
+    const SERIES_TOLERANCE: f64 = 1e-12;
+    fn view<'a>(params: &'a [f64], _: &'a mut Vec<f64>) -> &'a [f64] {
+        params
+    }
+    fn target<'a>(grad: &'a mut [f64], _: &'a mut Vec<f64>) -> &'a mut [f64] {
+        grad
+    }
+    fn deliver(_: &mut [f64], _: &[f64]) {}
+    unsafe fn product_kernel(raw: Raw<f64>) {
+        unsafe { dense::dispatch_f64(raw) }
+    }
+}
+
+impl Real for f32 {
+    const ZERO: f32 = 0.0;
+    const ONE: f32 = 1.0;
+    #[inline(always)]
+    fn from_f64(x: f64) -> f32 {
+        x as f32
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+    #[inline(always)]
+    fn fma(self, a: f32, b: f32) -> f32 {
+        if cfg!(target_arch = "x86_64") { self.mul_add(a, b) } else { self * a + b }
+    }
+    #[inline(always)]
+    fn tanh(self) -> f32 {
+        let a = if self.abs() > 10.0 { 10.0 } else { self.abs() };
+        let y = a + a;
+        const ROUND: f32 = 12582912.0;
+        let shifted = y * std::f32::consts::LOG2_E + ROUND;
+        let n = shifted - ROUND;
+        let r = n.fma(-0.693_359_4, y);
+        let r = n.fma(2.121_944_4e-4, r);
+        let mut q: f32 = 1.0 / 5040.0;
+        for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
+            q = q.fma(r, c);
+        }
+        let p = (q * r).fma(r, r);
+        let t = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+        let e = t.fma(p, t - 1.0);
+        (e / (e + 2.0)).copysign(self)
+    }
+    const SERIES_TOLERANCE: f64 = 1e-7;
+    fn view<'a>(params: &'a [f64], buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        buffer.clear();
+        buffer.extend(params.iter().map(|&x| x as f32));
+        buffer
+    }
+    fn target<'a>(grad: &'a mut [f64], buffer: &'a mut Vec<f32>) -> &'a mut [f32] {
+        buffer.resize(grad.len(), 0.0);
+        buffer
+    }
+    fn deliver(grad: &mut [f64], buffer: &[f32]) {
+        for (grad, &x) in grad.iter_mut().zip(buffer) {
+            *grad = f64::from(x);
+        }
+    }
+    unsafe fn product_kernel(raw: Raw<f32>) {
+        unsafe { dense::dispatch_f32(raw) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tanh_is_right_to_the_last_bits() {
+        for k in -4000..4000 {
+            let x = k as f64 * 0.0061 + 1e-4;
+            let want = f64::tanh(x);
+            let got = <f64 as Real>::tanh(x);
+            assert!((got - want).abs() <= 4.0 * f64::EPSILON * want.abs(), "tanh({x}) = {got}, not {want}");
+            let got = <f32 as Real>::tanh(x as f32) as f64;
+            let want = f64::tanh(f64::from(x as f32));
+            assert!(
+                (got - want).abs() <= 4.0 * f32::EPSILON as f64 * want.abs(),
+                "f32 tanh({x}) = {got}, not {want}"
+            );
+        }
+        assert_eq!(<f64 as Real>::tanh(0.0), 0.0);
+        assert_eq!(<f64 as Real>::tanh(1e300), 1.0);
+        assert!(<f64 as Real>::tanh(f64::NAN).is_nan());
+    }
+}

@@ -1,0 +1,302 @@
+//! Vector instructions, chosen at run time: AVX-512, AVX2 with FMA, or portable code.
+//!
+//! Two ways to use them. [`multiversion!`] compiles a plain loop once for each instruction set and leaves the
+//! vectors to the compiler. [`Simd`] names the few operations of the matrix kernels, where registers matter.
+
+use std::sync::OnceLock;
+
+/// The instruction sets that the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    Avx512,
+    Avx2,
+    Portable,
+}
+
+/// The best instruction set of this machine, or the one that `PHALANX_ISA` (avx512, avx2, portable) names.
+pub fn isa() -> Isa {
+    static ISA: OnceLock<Isa> = OnceLock::new();
+    *ISA.get_or_init(|| {
+        let best = detect();
+        match std::env::var("PHALANX_ISA").as_deref() {
+            Ok("portable") => Isa::Portable,
+            Ok("avx2") if best != Isa::Portable => Isa::Avx2,
+            _ => best,
+        }
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Isa {
+    let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let avx512 = ["avx512f", "avx512dq", "avx512vl", "avx512bw"];
+    let has = [
+        is_x86_feature_detected!("avx512f"),
+        is_x86_feature_detected!("avx512dq"),
+        is_x86_feature_detected!("avx512vl"),
+        is_x86_feature_detected!("avx512bw"),
+    ];
+    debug_assert_eq!(avx512.len(), has.len());
+    match (fma, has.iter().all(|&x| x)) {
+        (true, true) => Isa::Avx512,
+        (true, false) => Isa::Avx2,
+        _ => Isa::Portable,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Isa {
+    Isa::Portable
+}
+
+/// Compiles a function once for each instruction set and calls the one that [`isa`] names.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! multiversion {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$t:ident: $bound:path>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name<$t: $bound>($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
+            fn body<$t: $bound>($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx512<$t: $bound>($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx2<$t: $bound>($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
+
+            match $crate::engine::cpu::simd::isa() {
+                // SAFETY: `isa` names an instruction set only where the machine has it.
+                #[cfg(target_arch = "x86_64")]
+                $crate::engine::cpu::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::engine::cpu::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                _ => body($($arg),*),
+            }
+        }
+    };
+}
+pub(crate) use multiversion;
+
+/// The operations of the matrix kernels.
+///
+/// # Safety
+/// Implementations use vector instructions: callers must know that the machine has them. Pointers must be valid
+/// for `LANES` numbers (`n` for the partial versions).
+pub unsafe trait Simd: Copy {
+    type T: Copy;
+    type V: Copy;
+    const LANES: usize;
+    unsafe fn splat(x: Self::T) -> Self::V;
+    unsafe fn load(p: *const Self::T) -> Self::V;
+    unsafe fn load_partial(p: *const Self::T, n: usize) -> Self::V;
+    unsafe fn store(p: *mut Self::T, v: Self::V);
+    unsafe fn store_partial(p: *mut Self::T, n: usize, v: Self::V);
+    /// a * b + c
+    unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+}
+
+/// Plain arrays; the compiler makes of them what the target has.
+#[derive(Clone, Copy)]
+pub struct Portable<T>(std::marker::PhantomData<T>);
+
+macro_rules! portable {
+    ($t:ty) => {
+        // SAFETY: no special instructions; pointers are used within the stated bounds.
+        unsafe impl Simd for Portable<$t> {
+            type T = $t;
+            type V = [$t; 4];
+            const LANES: usize = 4;
+            #[inline(always)]
+            unsafe fn splat(x: $t) -> [$t; 4] {
+                [x; 4]
+            }
+            #[inline(always)]
+            unsafe fn load(p: *const $t) -> [$t; 4] {
+                unsafe { p.cast::<[$t; 4]>().read_unaligned() }
+            }
+            #[inline(always)]
+            unsafe fn load_partial(p: *const $t, n: usize) -> [$t; 4] {
+                std::array::from_fn(|k| if k < n { unsafe { *p.add(k) } } else { 0.0 })
+            }
+            #[inline(always)]
+            unsafe fn store(p: *mut $t, v: [$t; 4]) {
+                unsafe { p.cast::<[$t; 4]>().write_unaligned(v) }
+            }
+            #[inline(always)]
+            unsafe fn store_partial(p: *mut $t, n: usize, v: [$t; 4]) {
+                for (k, x) in v.iter().enumerate().take(n) {
+                    unsafe { *p.add(k) = *x }
+                }
+            }
+            #[inline(always)]
+            unsafe fn mul_add(a: [$t; 4], b: [$t; 4], c: [$t; 4]) -> [$t; 4] {
+                // Without FMA instructions a fused multiply-add would be a slow library call.
+                std::array::from_fn(|k| a[k] * b[k] + c[k])
+            }
+            #[inline(always)]
+            unsafe fn add(a: [$t; 4], b: [$t; 4]) -> [$t; 4] {
+                std::array::from_fn(|k| a[k] + b[k])
+            }
+        }
+    };
+}
+portable!(f32);
+portable!(f64);
+
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Simd;
+    use std::arch::x86_64::*;
+    use std::marker::PhantomData;
+
+    /// 512-bit vectors.
+    #[derive(Clone, Copy)]
+    pub struct Avx512<T>(PhantomData<T>);
+    /// 256-bit vectors.
+    #[derive(Clone, Copy)]
+    pub struct Avx2<T>(PhantomData<T>);
+
+    macro_rules! avx512 {
+        ($t:ty, $v:ty, $lanes:literal, $mask:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $add:ident) => {
+            // SAFETY: the trait's contract: AVX-512 is there and pointers are valid.
+            unsafe impl Simd for Avx512<$t> {
+                type T = $t;
+                type V = $v;
+                const LANES: usize = $lanes;
+                #[inline(always)]
+                unsafe fn splat(x: $t) -> $v {
+                    unsafe { $set1(x) }
+                }
+                #[inline(always)]
+                unsafe fn load(p: *const $t) -> $v {
+                    unsafe { $load(p) }
+                }
+                #[inline(always)]
+                unsafe fn load_partial(p: *const $t, n: usize) -> $v {
+                    unsafe { $mload(((1u32 << n) - 1) as $mask, p) }
+                }
+                #[inline(always)]
+                unsafe fn store(p: *mut $t, v: $v) {
+                    unsafe { $store(p, v) }
+                }
+                #[inline(always)]
+                unsafe fn store_partial(p: *mut $t, n: usize, v: $v) {
+                    unsafe { $mstore(p, ((1u32 << n) - 1) as $mask, v) }
+                }
+                #[inline(always)]
+                unsafe fn mul_add(a: $v, b: $v, c: $v) -> $v {
+                    unsafe { $fma(a, b, c) }
+                }
+                #[inline(always)]
+                unsafe fn add(a: $v, b: $v) -> $v {
+                    unsafe { $add(a, b) }
+                }
+            }
+        };
+    }
+    avx512!(
+        f64,
+        __m512d,
+        8,
+        u8,
+        _mm512_set1_pd,
+        _mm512_loadu_pd,
+        _mm512_maskz_loadu_pd,
+        _mm512_storeu_pd,
+        _mm512_mask_storeu_pd,
+        _mm512_fmadd_pd,
+        _mm512_add_pd
+    );
+    avx512!(
+        f32,
+        __m512,
+        16,
+        u16,
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_maskz_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_mask_storeu_ps,
+        _mm512_fmadd_ps,
+        _mm512_add_ps
+    );
+
+    macro_rules! avx2 {
+        ($t:ty, $v:ty, $lanes:literal, $int:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $add:ident) => {
+            // SAFETY: the trait's contract: AVX2 and FMA are there and pointers are valid.
+            unsafe impl Simd for Avx2<$t> {
+                type T = $t;
+                type V = $v;
+                const LANES: usize = $lanes;
+                #[inline(always)]
+                unsafe fn splat(x: $t) -> $v {
+                    unsafe { $set1(x) }
+                }
+                #[inline(always)]
+                unsafe fn load(p: *const $t) -> $v {
+                    unsafe { $load(p) }
+                }
+                #[inline(always)]
+                unsafe fn load_partial(p: *const $t, n: usize) -> $v {
+                    let mask: [$int; $lanes] = std::array::from_fn(|k| if k < n { -1 } else { 0 });
+                    unsafe { $mload(p, _mm256_loadu_si256(mask.as_ptr().cast())) }
+                }
+                #[inline(always)]
+                unsafe fn store(p: *mut $t, v: $v) {
+                    unsafe { $store(p, v) }
+                }
+                #[inline(always)]
+                unsafe fn store_partial(p: *mut $t, n: usize, v: $v) {
+                    let mask: [$int; $lanes] = std::array::from_fn(|k| if k < n { -1 } else { 0 });
+                    unsafe { $mstore(p, _mm256_loadu_si256(mask.as_ptr().cast()), v) }
+                }
+                #[inline(always)]
+                unsafe fn mul_add(a: $v, b: $v, c: $v) -> $v {
+                    unsafe { $fma(a, b, c) }
+                }
+                #[inline(always)]
+                unsafe fn add(a: $v, b: $v) -> $v {
+                    unsafe { $add(a, b) }
+                }
+            }
+        };
+    }
+    avx2!(
+        f64,
+        __m256d,
+        4,
+        i64,
+        _mm256_set1_pd,
+        _mm256_loadu_pd,
+        _mm256_maskload_pd,
+        _mm256_storeu_pd,
+        _mm256_maskstore_pd,
+        _mm256_fmadd_pd,
+        _mm256_add_pd
+    );
+    avx2!(
+        f32,
+        __m256,
+        8,
+        i32,
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_maskload_ps,
+        _mm256_storeu_ps,
+        _mm256_maskstore_ps,
+        _mm256_fmadd_ps,
+        _mm256_add_ps
+    );
+}

@@ -1,0 +1,99 @@
+//! The CPU engine against the reference.
+
+use super::*;
+use crate::engine::reference::ReferenceEngine;
+use crate::engine::reference::tests::{frame, model, options};
+use crate::model::activation::Activation;
+use crate::model::dp::options::SeE2AOptions;
+
+/// Energies, forces, virials, then the gradient for fixed seeds.
+fn run<E: Engine>(engine: &mut E, params: &[f64], frames: &[Frame]) -> (Prediction, Vec<f64>) {
+    let prepare = engine.preparer();
+    let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
+    let batch: Vec<_> = prepared.iter().collect();
+    let mut out = Prediction::default();
+    engine.evaluate(&mut out, params, &batch);
+    let coefficient = |k: usize| ((k as f64 + 1.0) * 0.731).sin();
+    let n = out.atom_energy.len();
+    let seeds = Seeds {
+        dl_energy: (0..frames.len()).map(coefficient).collect(),
+        dl_atom_energy: (0..n).map(coefficient).collect(),
+        dl_force: (0..3 * n).map(|k| 3.0 * coefficient(k)).collect(),
+        dl_virial: (0..frames.len()).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
+    };
+    let mut grad = vec![f64::NAN; params.len()];
+    engine.backward(&mut grad, params, &batch, &seeds);
+    (out, grad)
+}
+
+/// The worst deviation relative to the largest value.
+fn deviation(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
+    got.iter().zip(want).fold(0.0f64, |a, (g, w)| if g.is_nan() { f64::NAN } else { a.max((g - w).abs() / scale) })
+}
+
+fn compare<T: Real>(descriptor: SeE2AOptions, mode: EmbeddingMode, threads: usize, tolerance: f64) {
+    let model = model(descriptor);
+    let params = model.random_params(9);
+    let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
+    let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
+    let got = run(&mut CpuEngine::<T>::new(model, threads, mode, None).unwrap(), &params, &frames);
+    let pairs = [
+        ("energy", &got.0.energy, &want.0.energy),
+        ("atom energy", &got.0.atom_energy, &want.0.atom_energy),
+        ("force", &got.0.force, &want.0.force),
+        ("virial", &got.0.virial.as_flattened().to_vec(), &want.0.virial.as_flattened().to_vec()),
+        ("gradient", &got.1, &want.1),
+    ];
+    for (name, got, want) in pairs {
+        let worst = deviation(got, want);
+        assert!(worst < tolerance, "{name}: worst relative deviation {worst:e}");
+    }
+}
+
+const SERIES: EmbeddingMode = EmbeddingMode::Chebyshev { min_distance: 0.3 };
+
+#[test]
+fn the_series_in_float64_agrees_with_the_reference() {
+    compare::<f64>(options(), SERIES, 2, 1e-9);
+}
+
+#[test]
+fn the_net_itself_in_float64_agrees_with_the_reference() {
+    compare::<f64>(options(), EmbeddingMode::Direct, 2, 1e-12);
+}
+
+#[test]
+fn frames_below_the_shortest_distance_take_the_direct_path() {
+    compare::<f64>(options(), EmbeddingMode::Chebyshev { min_distance: 2.5 }, 1, 1e-11);
+}
+
+#[test]
+fn float32_agrees_with_the_reference_to_its_precision() {
+    compare::<f32>(options(), SERIES, 2, 3e-4);
+}
+
+#[test]
+fn one_sided_nets_and_excluded_pairs_agree_with_the_reference() {
+    let descriptor = SeE2AOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
+    compare::<f64>(descriptor.clone(), SERIES, 2, 1e-9);
+    compare::<f64>(descriptor, EmbeddingMode::Direct, 2, 1e-12);
+}
+
+#[test]
+fn other_activations_agree_with_the_reference() {
+    for activation in [Activation::Gelu, Activation::Relu, Activation::Softplus] {
+        compare::<f64>(SeE2AOptions { activation, ..options() }, SERIES, 2, 1e-9);
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let model = model(options());
+    let params = model.random_params(9);
+    let frames = [frame(23, 1), frame(17, 8)];
+    let one = run(&mut CpuEngine::<f64>::new(model.clone(), 1, SERIES, None).unwrap(), &params, &frames);
+    let three = run(&mut CpuEngine::<f64>::new(model, 3, SERIES, None).unwrap(), &params, &frames);
+    assert_eq!(one, three);
+}
