@@ -33,6 +33,22 @@ pub struct Seeds {
     pub dl_virial: Vec<[f64; 9]>,
 }
 
+impl Seeds {
+    /// Zeros in the shape of a prediction.
+    pub fn reset(&mut self, out: &Prediction) {
+        for (seeds, n) in [
+            (&mut self.dl_energy, out.energy.len()),
+            (&mut self.dl_atom_energy, out.atom_energy.len()),
+            (&mut self.dl_force, out.force.len()),
+        ] {
+            seeds.clear();
+            seeds.resize(n, 0.0);
+        }
+        self.dl_virial.clear();
+        self.dl_virial.resize(out.virial.len(), [0.0; 9]);
+    }
+}
+
 /// Evaluates a model and differentiates a loss.
 pub trait Engine: Send {
     /// What a frame is turned into once, ahead of the step, on the loader threads.

@@ -30,7 +30,9 @@ fn run<E: Engine>(engine: &mut E, params: &[f64], frames: &[Frame]) -> (Predicti
 fn deviation(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
-    got.iter().zip(want).fold(0.0f64, |a, (g, w)| if g.is_nan() { f64::NAN } else { a.max((g - w).abs() / scale) })
+    got.iter()
+        .zip(want)
+        .fold(0.0f64, |a, (g, w)| if g.is_nan() { f64::NAN } else { a.max((g - w).abs() / scale) })
 }
 
 fn compare<T: Real>(descriptor: SeE2AOptions, mode: EmbeddingMode, threads: usize, tolerance: f64) {

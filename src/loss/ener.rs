@@ -1,0 +1,263 @@
+//! The energy, force and virial loss, its displayed errors and its derivatives.
+
+use super::options::{EnerLossOptions, LossFunction, Prefactor};
+use crate::data::Frame;
+use crate::engine::{Prediction, Seeds};
+
+/// One displayed error; NaN where the data has no such label.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Term {
+    /// `rmse_e`, `mae_f`, ...
+    pub name: &'static str,
+    pub value: f64,
+}
+
+/// What a batch cost.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LossValue {
+    pub loss: f64,
+    pub terms: Vec<Term>,
+}
+
+/// The `ener` loss of a run.
+#[derive(Debug, Clone)]
+pub struct EnerLoss {
+    options: EnerLossOptions,
+    start_lr: f64,
+}
+
+/// Names of the displayed errors: squares and absolute values.
+const NAMES: [[&str; 2]; 5] = [
+    ["rmse_e", "mae_e"],
+    ["rmse_f", "mae_f"],
+    ["rmse_v", "mae_v"],
+    ["rmse_ae", "mae_ae"],
+    ["rmse_pf", "mae_pf"],
+];
+
+/// One function of an error: its value and slope.
+fn penalty(function: LossFunction, delta: f64, x: f64) -> (f64, f64) {
+    match function {
+        LossFunction::Mse => (x * x, 2.0 * x),
+        LossFunction::Mae => (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }),
+        LossFunction::Huber(_) if x.abs() <= delta => (0.5 * x * x, x),
+        LossFunction::Huber(_) => (delta * (x.abs() - 0.5 * delta), delta * x.signum()),
+    }
+}
+
+/// Sums of one term over the batch: the penalty, and what is displayed.
+#[derive(Default)]
+struct Sum {
+    penalty: f64,
+    square: f64,
+    absolute: f64,
+    count: f64,
+}
+
+impl EnerLoss {
+    /// `start_lr` is the learning rate at which the prefactors start.
+    pub fn new(options: EnerLossOptions, start_lr: f64) -> Self {
+        EnerLoss { options, start_lr }
+    }
+
+    fn prefactors(&self) -> [Prefactor; 5] {
+        let o = &self.options;
+        [o.energy, o.force, o.virial, o.atom_energy, o.atom_pref_force]
+    }
+
+    /// Names of the displayed errors, in the order of the terms.
+    pub fn names(&self) -> Vec<&'static str> {
+        let column = usize::from(self.options.function == LossFunction::Mae);
+        let used = self.prefactors();
+        (0..5).filter(|&k| used[k].is_used()).map(|k| NAMES[k][column]).collect()
+    }
+
+    /// The loss of a batch at a learning rate, and its derivatives by everything predicted.
+    pub fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], lr: f64) -> LossValue {
+        seeds.reset(out);
+        let ratio = lr / self.start_lr;
+        let mut first = Vec::with_capacity(frames.len());
+        let mut n_atoms = 0;
+        for frame in frames {
+            first.push(n_atoms);
+            n_atoms += frame.n_atoms();
+        }
+        let mut value = LossValue::default();
+        let column = usize::from(self.options.function == LossFunction::Mae);
+        for (k, prefactor) in self.prefactors().into_iter().enumerate().filter(|(_, p)| p.is_used()) {
+            let weight = prefactor.limit + (prefactor.start - prefactor.limit) * ratio;
+            let view = View { options: &self.options, out, frames, first: &first };
+            let sum = match k {
+                0 => view.energy(seeds, weight),
+                1 => view.force(seeds, weight),
+                2 => view.virial(seeds, weight),
+                3 => view.atom_energy(seeds, weight),
+                _ => view.atom_pref_force(seeds, weight),
+            };
+            let shown = match &sum {
+                None => f64::NAN,
+                Some(sum) => {
+                    value.loss += weight * sum.penalty;
+                    if column == 0 { (sum.square / sum.count).sqrt() } else { sum.absolute / sum.count }
+                }
+            };
+            value.terms.push(Term { name: NAMES[k][column], value: shown });
+        }
+        value
+    }
+}
+
+/// A batch with its labels.
+struct View<'a> {
+    options: &'a EnerLossOptions,
+    out: &'a Prediction,
+    frames: &'a [&'a Frame],
+    first: &'a [usize],
+}
+
+fn real_atoms(frame: &Frame) -> impl Iterator<Item = usize> + '_ {
+    (0..frame.n_atoms()).filter(|&i| frame.types[i] >= 0)
+}
+
+impl View<'_> {
+    fn delta(&self, pick: impl Fn(&super::options::HuberDeltas) -> f64) -> f64 {
+        match &self.options.function {
+            LossFunction::Huber(deltas) => pick(deltas),
+            _ => 0.0,
+        }
+    }
+
+    /// An extensive error, divided by the number of atoms as the options say: penalty and slope.
+    fn extensive(&self, error: f64, n: f64, delta: f64) -> (f64, f64) {
+        match self.options.function {
+            LossFunction::Mse => {
+                let norm = if self.options.intensive_ener_virial { n * n } else { n };
+                (error * error / norm, 2.0 * error / norm)
+            }
+            function => {
+                let (p, slope) = penalty(function, delta, error / n);
+                (p, slope / n)
+            }
+        }
+    }
+
+    fn energy(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
+        let mut sum = Sum { count: self.frames.len() as f64, ..Sum::default() };
+        let delta = self.delta(|d| d.energy);
+        for (f, frame) in self.frames.iter().enumerate() {
+            let n = real_atoms(frame).count() as f64;
+            let error = self.out.energy[f] - frame.labels.energy?;
+            let (p, slope) = self.extensive(error, n, delta);
+            sum.penalty += p / sum.count;
+            sum.square += (error / n).powi(2);
+            sum.absolute += (error / n).abs();
+            seeds.dl_energy[f] += weight * slope / sum.count;
+        }
+        Some(sum)
+    }
+
+    fn virial(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
+        let mut sum = Sum { count: 9.0 * self.frames.len() as f64, ..Sum::default() };
+        let delta = self.delta(|d| d.virial);
+        for (f, frame) in self.frames.iter().enumerate() {
+            let n = real_atoms(frame).count() as f64;
+            let label = frame.labels.virial?;
+            for k in 0..9 {
+                let error = self.out.virial[f][k] - label[k];
+                let (p, slope) = self.extensive(error, n, delta);
+                sum.penalty += p / sum.count;
+                sum.square += (error / n).powi(2);
+                sum.absolute += (error / n).abs();
+                seeds.dl_virial[f][k] += weight * slope / sum.count;
+            }
+        }
+        Some(sum)
+    }
+
+    fn n_real(&self) -> f64 {
+        self.frames.iter().map(|frame| real_atoms(frame).count()).sum::<usize>() as f64
+    }
+
+    /// The force error of an atom and what it was divided by.
+    fn force_error(&self, f: usize, i: usize, label: &[f64]) -> ([f64; 3], f64) {
+        let label = [0, 1, 2].map(|k| label[3 * i + k]);
+        let norm = match self.options.relative_f {
+            Some(shift) => label.iter().map(|x| x * x).sum::<f64>().sqrt() + shift,
+            None => 1.0,
+        };
+        let at = 3 * (self.first[f] + i);
+        ([0, 1, 2].map(|k| (self.out.force[at + k] - label[k]) / norm), norm)
+    }
+
+    fn force(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
+        let by_norm = self.options.f_use_norm;
+        let mae_of_norms = by_norm && self.options.function == LossFunction::Mae;
+        let n = self.n_real();
+        let penalties = if by_norm { n } else { 3.0 * n };
+        let mut sum = Sum { count: if mae_of_norms { n } else { 3.0 * n }, ..Sum::default() };
+        let delta = self.delta(|d| d.force);
+        for (f, frame) in self.frames.iter().enumerate() {
+            let label = frame.labels.force.as_ref()?;
+            for i in real_atoms(frame) {
+                let (error, norm) = self.force_error(f, i, label);
+                let length = error.iter().map(|x| x * x).sum::<f64>().sqrt();
+                sum.square += length * length;
+                sum.absolute += if mae_of_norms { length } else { error.iter().map(|x| x.abs()).sum() };
+                for k in 0..3 {
+                    // The slope by one component; a norm of zero has none.
+                    let (p, slope) = match by_norm {
+                        false => penalty(self.options.function, delta, error[k]),
+                        true => {
+                            let (p, slope) = penalty(self.options.function, delta, length);
+                            (p / 3.0, if length == 0.0 { 0.0 } else { slope * error[k] / length })
+                        }
+                    };
+                    sum.penalty += p / penalties;
+                    seeds.dl_force[3 * (self.first[f] + i) + k] += weight * slope / (norm * penalties);
+                }
+            }
+        }
+        Some(sum)
+    }
+
+    fn atom_pref_force(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
+        let mut sum = Sum { count: 3.0 * self.n_real(), ..Sum::default() };
+        for (f, frame) in self.frames.iter().enumerate() {
+            let label = frame.labels.force.as_ref()?;
+            let pref = match &frame.labels.atom_pref {
+                Some(pref) => Some(pref),
+                None if self.options.use_default_pf => None,
+                None => return None,
+            };
+            for i in real_atoms(frame) {
+                let (error, norm) = self.force_error(f, i, label);
+                for k in 0..3 {
+                    let pref = pref.map_or(1.0, |pref| pref[3 * i + k]);
+                    let (p, slope) = penalty(self.options.function, 0.0, error[k]);
+                    sum.penalty += pref * p / sum.count;
+                    sum.square += pref * error[k] * error[k];
+                    sum.absolute += pref * error[k].abs();
+                    seeds.dl_force[3 * (self.first[f] + i) + k] += weight * pref * slope / (norm * sum.count);
+                }
+            }
+        }
+        Some(sum)
+    }
+
+    fn atom_energy(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
+        let mut sum = Sum { count: self.n_real(), ..Sum::default() };
+        let delta = self.delta(|d| d.energy);
+        for (f, frame) in self.frames.iter().enumerate() {
+            let label = frame.labels.atom_energy.as_ref()?;
+            for i in real_atoms(frame) {
+                let error = self.out.atom_energy[self.first[f] + i] - label[i];
+                let (p, slope) = penalty(self.options.function, delta, error);
+                sum.penalty += p / sum.count;
+                sum.square += error * error;
+                sum.absolute += error.abs();
+                seeds.dl_atom_energy[self.first[f] + i] += weight * slope / sum.count;
+            }
+        }
+        Some(sum)
+    }
+}
