@@ -2,7 +2,7 @@
 
 use super::SUFFIX;
 use super::file::Checkpoint;
-use super::store::{folder_of, numbered, step_of, with_suffix};
+use super::store::{numbered, step_of, with_suffix};
 use crate::err;
 use crate::error::{Error, IoContext, Result};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub fn locate(path: &Path) -> Result<PathBuf> {
         return Ok(file);
     }
     // The link may be gone, or may be lost in a copy.
-    match numbered(path).pop() {
+    match numbered(path)?.pop() {
         Some((_, file)) => Ok(file),
         None => Err(not_found(path)),
     }
@@ -34,7 +34,7 @@ pub fn locate(path: &Path) -> Result<PathBuf> {
 
 /// The newest checkpoint of a prefix that verifies, with its step. Damaged ones are passed over with a warning.
 pub fn newest_complete(prefix: &Path) -> Result<Option<(PathBuf, u64)>> {
-    for (step, path) in newest_first(prefix) {
+    for (step, path) in newest_first(prefix)? {
         match Checkpoint::read(&path) {
             Ok(_) => return Ok(Some((path, step))),
             Err(error) => log::warn!("passed over: {}", error.message()),
@@ -47,18 +47,18 @@ pub fn newest_complete(prefix: &Path) -> Result<Option<(PathBuf, u64)>> {
 ///
 /// That is the order of steps, save for files of an abandoned longer run: later in step than the link's target,
 /// and older in time. Those come last.
-fn newest_first(prefix: &Path) -> Vec<(u64, PathBuf)> {
+fn newest_first(prefix: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let modified =
         |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
     let linked = real_file(&with_suffix(prefix));
     let linked_step = linked.file_name().and_then(|name| step_of(prefix, name.to_str()?));
-    let mut files = numbered(prefix);
+    let mut files = numbered(prefix)?;
     files.reverse();
     if let Some(linked_step) = linked_step {
         let linked_time = modified(&linked);
         files.sort_by_key(|(step, path)| *step > linked_step && modified(path) < linked_time); // stable
     }
-    files
+    Ok(files)
 }
 
 fn locate_in(folder: &Path) -> Result<PathBuf> {
@@ -75,7 +75,7 @@ fn locate_in(folder: &Path) -> Result<PathBuf> {
 /// Follows the link, so that messages name the file that is damaged.
 fn real_file(path: &Path) -> PathBuf {
     match std::fs::read_link(path) {
-        Ok(target) => folder_of(path).join(target),
+        Ok(target) => path.with_file_name(target),
         Err(_) => path.to_owned(),
     }
 }
@@ -99,7 +99,7 @@ fn prefix_of(path: &Path) -> PathBuf {
 }
 
 fn offer_another(error: Error, damaged: &Path) -> Error {
-    let others = newest_first(&prefix_of(damaged)).into_iter().map(|(_, path)| path);
+    let others = newest_first(&prefix_of(damaged)).unwrap_or_default().into_iter().map(|(_, path)| path);
     let whole = others.filter(|path| path != damaged).find(|path| Checkpoint::read(path).is_ok());
     let advice = match whole {
         Some(path) => format!("{} is complete, continue from that one", path.display()),
@@ -112,7 +112,7 @@ fn offer_another(error: Error, damaged: &Path) -> Error {
 }
 
 fn not_found(path: &Path) -> Error {
-    let near = numbered(&prefix_of(path));
+    let near = numbered(&prefix_of(path)).unwrap_or_default();
     let error = err!("{}: no such checkpoint", path.display());
     match (near.is_empty(), path.extension().and_then(|e| e.to_str())) {
         (false, _) => {

@@ -74,7 +74,7 @@ impl Lane {
 }
 
 /// Spans that the timeline keeps, the latest ones; the table counts all.
-const CAPACITY: usize = 1 << 18;
+const CAPACITY: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Event {
@@ -242,6 +242,12 @@ pub struct RankProfile {
 }
 
 impl RankProfile {
+    /// Forgets all but the latest `n` spans; the table is not touched. Many ranks share rank 0's memory.
+    pub fn keep_latest(&mut self, n: usize) {
+        let excess = self.events.len().saturating_sub(n);
+        self.events.drain(..excess);
+    }
+
     /// Little-endian numbers of eight bytes: rank, start, elapsed, totals, events.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut words = vec![self.rank as u64, self.start_wall_ns, self.elapsed_ns];
@@ -432,9 +438,11 @@ mod tests {
             profiler.set_step(step);
             profiler.time(Phase::Backward, || ());
         }
-        let profile = profiler.profile();
+        let mut profile = profiler.profile();
         let steps: Vec<u64> = profile.events.iter().map(|e| e.step).collect();
         assert_eq!(steps, (3..=capacity + 2).collect::<Vec<_>>());
+        profile.keep_latest(1);
+        assert_eq!(profile.events[0].step, capacity + 2);
         assert_eq!(profile.totals[Phase::Backward as usize].count, capacity + 2);
     }
 
