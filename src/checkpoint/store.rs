@@ -1,0 +1,347 @@
+//! The checkpoint files of a run: names, links, and which to keep.
+
+use super::SUFFIX;
+use super::file::Checkpoint;
+use crate::err;
+use crate::error::{IoContext, Result};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// The checkpoints of one `save_ckpt` prefix.
+#[derive(Debug, Clone)]
+pub struct Store {
+    prefix: PathBuf,
+    keep: usize,
+}
+
+/// Saves one checkpoint; see [`Store::save`].
+pub fn save(prefix: &Path, step: u64, checkpoint: &Checkpoint, keep: usize) -> Result<PathBuf> {
+    Store::new(prefix, keep)?.save(step, checkpoint)
+}
+
+impl Store {
+    /// `prefix` is `training.save_ckpt`; `keep` is the number of files that stay, 0 keeps all.
+    pub fn new(prefix: &Path, keep: usize) -> Result<Self> {
+        if prefix.file_name().is_none() {
+            return Err(err!(
+                "training.save_ckpt: {:?} does not end in a name",
+                prefix.display().to_string()
+            )
+            .help("give a prefix such as model.ckpt"));
+        }
+        Ok(Store { prefix: prefix.to_owned(), keep })
+    }
+
+    /// `model.ckpt-1000.phx`.
+    pub fn path_for(&self, step: u64) -> PathBuf {
+        numbered_path(&self.prefix, step)
+    }
+
+    /// Writes a checkpoint that is complete or absent, points the links to it, and removes old ones.
+    ///
+    /// Files of later steps are of an abandoned run and go too, as with DeePMD-kit; with `keep` 0 nothing goes.
+    pub fn save(&self, step: u64, checkpoint: &Checkpoint) -> Result<PathBuf> {
+        let folder = folder_of(&self.prefix);
+        std::fs::create_dir_all(folder).io("create the folder of the checkpoints", folder)?;
+        remove_strays(&self.prefix);
+        let path = self.path_for(step);
+        write_complete(&path, checkpoint)?;
+        log::info!("Saved model to {}", path.display());
+        self.publish(&path);
+        self.prune(step);
+        Ok(path)
+    }
+
+    /// Moves the link and the `checkpoint` files. The checkpoint itself is safe by now: failures are told, no more.
+    fn publish(&self, path: &Path) {
+        let name = path.file_name().expect("a numbered checkpoint has a name");
+        let link = with_suffix(&self.prefix);
+        let temporary = temporary(&link);
+        let linked = remove_if_there(&temporary)
+            .and_then(|()| std::os::unix::fs::symlink(name, &temporary))
+            .and_then(|()| std::fs::rename(&temporary, &link));
+        if let Err(error) = linked {
+            log::warn!("{}: cannot link the newest checkpoint: {error}", link.display());
+        }
+        for (pointer, target) in self.pointers(path) {
+            if let Err(error) = write_pointer(&pointer, &target) {
+                log::warn!("{}: cannot write: {error}", pointer.display());
+            }
+        }
+    }
+
+    /// The files named `checkpoint` and what they hold: a path relative to their own folder, without newline.
+    ///
+    /// One lies beside the checkpoints. DeePMD-kit puts it where `dp` was started, so a relative prefix with a
+    /// folder in it gets one there too.
+    fn pointers(&self, path: &Path) -> Vec<(PathBuf, PathBuf)> {
+        let name = PathBuf::from(path.file_name().expect("a numbered checkpoint has a name"));
+        let mut pointers = vec![(folder_of(&self.prefix).join("checkpoint"), name)];
+        if self.prefix.is_relative() && folder_of(&self.prefix) != Path::new(".") {
+            pointers.push((PathBuf::from("checkpoint"), path.to_owned()));
+        }
+        pointers
+    }
+
+    fn prune(&self, newest: u64) {
+        if self.keep == 0 {
+            return;
+        }
+        let (older, later): (Vec<_>, Vec<_>) = numbered(&self.prefix)
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|(step, _)| *step != newest)
+            .partition(|(step, _)| *step < newest);
+        let excess = (older.len() + 1).saturating_sub(self.keep);
+        for (_, path) in older[..excess].iter().chain(&later) {
+            if let Err(error) = std::fs::remove_file(path) {
+                log::warn!("{}: cannot remove the old checkpoint: {error}", path.display());
+            }
+        }
+    }
+}
+
+/// Temporary name, sync, rename, sync of the folder: after a crash the file is whole or not there.
+fn write_complete(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    let temporary = temporary(path);
+    let written = write_synced(&temporary, checkpoint);
+    let renamed =
+        written.and_then(|()| std::fs::rename(&temporary, path).io("rename the checkpoint to", path));
+    if let Err(error) = renamed {
+        let _ = remove_if_there(&temporary); // the first error is the one to tell
+        return Err(error.help("the checkpoints saved before are untouched; see whether the disk is full"));
+    }
+    let folder = folder_of(path);
+    File::open(folder).and_then(|folder| folder.sync_all()).io("sync", folder)
+}
+
+fn write_synced(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    let file = File::create(path).io("create", path)?;
+    let mut out = BufWriter::with_capacity(1 << 16, file);
+    checkpoint.write(&mut out).and_then(|()| out.flush()).io("write the checkpoint", path)?;
+    out.get_ref().sync_all().io("sync", path)
+}
+
+fn write_pointer(pointer: &Path, target: &Path) -> std::io::Result<()> {
+    let temporary = temporary(pointer);
+    std::fs::write(&temporary, target.as_os_str().as_encoded_bytes())?;
+    std::fs::rename(&temporary, pointer)
+}
+
+/// Removes what killed runs left in mid-write.
+fn remove_strays(prefix: &Path) {
+    for entry in std::fs::read_dir(folder_of(prefix)).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().and_then(|n| n.strip_prefix('.')?.strip_suffix(".tmp")) else {
+            continue;
+        };
+        if step_of(prefix, name).is_some() {
+            let _ = remove_if_there(&entry.path()); // litter, not worth ending a run
+        }
+    }
+}
+
+fn remove_if_there(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// All numbered checkpoints of a prefix, by step; whole or not. None where there is no folder.
+pub(super) fn numbered(prefix: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let folder = folder_of(prefix);
+    let entries = match std::fs::read_dir(folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.io("list", folder)?,
+    };
+    let mut found: Vec<(u64, PathBuf)> = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()))
+        .filter_map(|entry| {
+            Some((step_of(prefix, entry.file_name().to_str()?)?, prefix.with_file_name(entry.file_name())))
+        })
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// The step in `model.ckpt-1000.phx`, if the name is of this prefix.
+pub(super) fn step_of(prefix: &Path, name: &str) -> Option<u64> {
+    let rest = name.strip_prefix(prefix.file_name()?.to_str()?)?;
+    let digits = rest.strip_prefix('-')?.strip_suffix(SUFFIX)?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+pub(super) fn numbered_path(prefix: &Path, step: u64) -> PathBuf {
+    let mut name = prefix.as_os_str().to_owned();
+    name.push(format!("-{step}{SUFFIX}"));
+    PathBuf::from(name)
+}
+
+/// Adds `.phx`; `model.ckpt` has a dot already, so the suffix is never put in its place.
+pub(super) fn with_suffix(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(SUFFIX);
+    PathBuf::from(name)
+}
+
+/// `.name.tmp` in the same folder, so that a rename moves no data.
+fn temporary(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().expect("every file that is written has a name"));
+    name.push(".tmp");
+    path.with_file_name(name)
+}
+
+/// The folder of a path; `.` where none is written.
+pub(super) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::tests::sample;
+    use super::super::{load, newest_complete};
+    use super::*;
+    use crate::checkpoint::Array;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_save_leaves_file_link_and_pointer_and_keeps_the_newest() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("run/model.ckpt");
+        for step in [9, 10, 11, 100] {
+            assert_eq!(save(&prefix, step, &sample(step), 2).unwrap(), numbered_path(&prefix, step));
+        }
+        let run = folder.path().join("run");
+        assert_eq!(names(&run), ["checkpoint", "model.ckpt-100.phx", "model.ckpt-11.phx", "model.ckpt.phx"]);
+        assert_eq!(std::fs::read_link(run.join("model.ckpt.phx")).unwrap(), Path::new("model.ckpt-100.phx"));
+        assert_eq!(std::fs::read_to_string(run.join("checkpoint")).unwrap(), "model.ckpt-100.phx");
+        assert_eq!(load(&prefix).unwrap(), sample(100));
+    }
+
+    #[test]
+    fn keep_zero_keeps_all_and_files_of_an_abandoned_run_go_otherwise() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("model.ckpt");
+        for step in 1..=4 {
+            save(&prefix, step * 100, &sample(step), 0).unwrap();
+        }
+        assert_eq!(numbered(&prefix).unwrap().len(), 4);
+        save(&prefix, 250, &sample(250), 5).unwrap();
+        let steps: Vec<u64> = numbered(&prefix).unwrap().into_iter().map(|(step, _)| step).collect();
+        assert_eq!(steps, [100, 200, 250]);
+        save(&prefix, 10, &sample(10), 1).unwrap();
+        assert_eq!(load(&prefix).unwrap(), sample(10));
+    }
+
+    #[test]
+    fn files_of_other_prefixes_are_left_alone_and_strays_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("model.ckpt");
+        let others = ["model.ckpt2-5.phx", "model.ckpt-x.phx", "model.ckpt-5.pt", ".model.ckpt2-5.phx.tmp"];
+        for name in others.into_iter().chain([".model.ckpt-5.phx.tmp"]) {
+            std::fs::write(folder.path().join(name), "x").unwrap();
+        }
+        save(&prefix, 6, &sample(6), 1).unwrap();
+        let left = names(folder.path());
+        assert!(others.iter().all(|name| left.contains(&name.to_string())), "{left:?}");
+        assert!(!left.contains(&".model.ckpt-5.phx.tmp".to_string()), "{left:?}");
+    }
+
+    #[test]
+    fn a_save_that_fails_leaves_the_ones_before_and_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("model.ckpt");
+        save(&prefix, 1, &sample(1), 1).unwrap();
+        std::fs::create_dir(numbered_path(&prefix, 2)).unwrap(); // a rename onto a folder fails
+        let error = save(&prefix, 2, &sample(2), 1).unwrap_err();
+        assert!(
+            error.to_string().contains("model.ckpt-2.phx") && error.to_string().contains("untouched"),
+            "{error}"
+        );
+        assert_eq!(load(&prefix).unwrap(), sample(1));
+        assert!(!names(folder.path()).iter().any(|name| name.ends_with(".tmp")));
+        assert!(Store::new(Path::new("out/.."), 1).is_err());
+    }
+
+    #[test]
+    fn a_relative_prefix_with_a_folder_is_told_where_dp_was_started() {
+        let store = Store::new(Path::new("out/model.ckpt"), 1).unwrap();
+        let pointers = store.pointers(&store.path_for(7));
+        assert_eq!(pointers[0], ("out/checkpoint".into(), "model.ckpt-7.phx".into()));
+        assert_eq!(pointers[1], ("checkpoint".into(), "out/model.ckpt-7.phx".into()));
+        assert_eq!(
+            Store::new(Path::new("model.ckpt"), 1).unwrap().pointers(Path::new("model.ckpt-7.phx")).len(),
+            1
+        );
+    }
+
+    const CHILD_PREFIX: &str = "PHALANX_TEST_CHECKPOINT_PREFIX";
+
+    /// The saving process of the next test; does nothing on its own.
+    #[test]
+    fn child_that_saves_until_it_is_killed() {
+        let Some(prefix) = std::env::var_os(CHILD_PREFIX).map(PathBuf::from) else { return };
+        let first = newest_complete(&prefix).unwrap().map_or(0, |(_, step)| step) + 1;
+        println!("started");
+        for step in first.. {
+            let mut checkpoint = sample(step);
+            checkpoint.arrays.push(("bulk".into(), Array::F64(vec![step as f64; 100_000])));
+            save(&prefix, step, &checkpoint, 2).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_killed_process_always_leaves_a_checkpoint_that_loads() {
+        use std::io::BufRead;
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("model.ckpt");
+        save(&prefix, 1, &sample(1), 2).unwrap();
+        let (mut reached, mut linked) = (1, 1);
+        for round in 0..30u64 {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args([
+                    "--exact",
+                    "checkpoint::store::tests::child_that_saves_until_it_is_killed",
+                    "--nocapture",
+                ])
+                .env(CHILD_PREFIX, &prefix)
+                .stdout(std::process::Stdio::piped())
+                .stderr(std::process::Stdio::null())
+                .spawn()
+                .unwrap();
+            let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+            let started = lines.map_while(|line| line.ok()).any(|line| line.contains("started"));
+            assert!(started, "the child ended before it saved");
+            std::thread::sleep(std::time::Duration::from_micros(round * 7919 % 23_000));
+            child.kill().unwrap();
+            child.wait().unwrap();
+
+            let (path, step) = newest_complete(&prefix).unwrap().expect("a complete checkpoint is there");
+            assert!(step >= reached, "round {round}: step {step} after step {reached}");
+            reached = step;
+            assert_eq!(load(&path).unwrap().header["step"], step);
+            // Killed between rename and link, again and again, the link stays behind; what it points to is whole.
+            let by_link =
+                load(&prefix).expect("the link points to a complete one").header["step"].as_u64().unwrap();
+            assert!((linked..=step).contains(&by_link), "round {round}: link at {by_link}, was at {linked}");
+            linked = by_link;
+        }
+        assert!(reached > 1, "no child saved anything, the test shows nothing");
+    }
+}

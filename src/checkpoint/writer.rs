@@ -1,0 +1,153 @@
+//! Writes checkpoints on a thread of its own while training goes on.
+
+use super::{Checkpoint, Store};
+use crate::err;
+use crate::error::Result;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+/// A background writer. One save is under way at most; its error comes back with the next call.
+///
+/// The loop pays for the copy that it hands over, not for the disk.
+#[derive(Debug)]
+pub struct Writer {
+    requests: Option<Sender<(u64, Checkpoint)>>,
+    results: Receiver<Saved>,
+    thread: Option<JoinHandle<()>>,
+    in_flight: bool,
+    /// The newest that is complete.
+    newest: Option<PathBuf>,
+    /// Memory of the last snapshot, for the next one.
+    spare: Option<Checkpoint>,
+}
+
+struct Saved {
+    path: Result<PathBuf>,
+    snapshot: Checkpoint,
+}
+
+impl Writer {
+    /// Starts the thread.
+    pub fn new(store: Store) -> Result<Self> {
+        let (requests, work) = channel::<(u64, Checkpoint)>();
+        let (done, results) = channel();
+        let thread = std::thread::Builder::new()
+            .name("checkpoint".into())
+            .spawn(move || {
+                for (step, snapshot) in work {
+                    let saved = Saved { path: store.save(step, &snapshot), snapshot };
+                    if done.send(saved).is_err() {
+                        return; // the run is over and nobody asks
+                    }
+                }
+            })
+            .map_err(|e| err!("cannot start the thread that writes checkpoints: {e}"))?;
+        Ok(Writer {
+            requests: Some(requests),
+            results,
+            thread: Some(thread),
+            in_flight: false,
+            newest: None,
+            spare: None,
+        })
+    }
+
+    /// Hands over a snapshot. Waits for the save before it, and returns that one's error if it failed.
+    pub fn save(&mut self, step: u64, snapshot: Checkpoint) -> Result<()> {
+        self.wait()?;
+        let requests = self.requests.as_ref().expect("requests stay open until the writer is dropped");
+        requests.send((step, snapshot)).map_err(|_| thread_died())?;
+        self.in_flight = true;
+        Ok(())
+    }
+
+    /// Waits until nothing is under way, e.g. before the run ends. Returns the newest complete checkpoint.
+    pub fn wait(&mut self) -> Result<Option<PathBuf>> {
+        if self.in_flight {
+            self.in_flight = false;
+            let saved = self.results.recv().map_err(|_| thread_died())?;
+            self.spare = Some(saved.snapshot);
+            self.newest = Some(saved.path?);
+        }
+        Ok(self.newest.clone())
+    }
+
+    /// The snapshot that was saved last, whose memory the next one may use. None while a save is under way.
+    pub fn take_spare(&mut self) -> Option<Checkpoint> {
+        self.spare.take()
+    }
+
+    /// Waits for the last save and ends the thread.
+    pub fn finish(mut self) -> Result<Option<PathBuf>> {
+        self.wait()
+    }
+}
+
+impl Drop for Writer {
+    /// Completes what was handed over, also when the loop ended with an error.
+    fn drop(&mut self) {
+        if let Err(error) = self.wait() {
+            log::error!("the last checkpoint was not saved: {error}");
+        }
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a panic there was told by wait()
+        }
+    }
+}
+
+fn thread_died() -> crate::error::Error {
+    err!("the thread that writes checkpoints ended early; the checkpoints written before are complete")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::tests::sample;
+    use super::super::{Array, load};
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn saves_happen_behind_the_loop_and_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("model.ckpt");
+        let mut writer = Writer::new(Store::new(&prefix, 2).unwrap()).unwrap();
+        for step in 1..=5 {
+            writer.save(step, sample(step)).unwrap();
+        }
+        let newest = writer.wait().unwrap();
+        assert_eq!(writer.take_spare(), Some(sample(5)));
+        assert_eq!(newest, writer.finish().unwrap());
+        assert_eq!(newest.unwrap(), folder.path().join("model.ckpt-5.phx"));
+        assert_eq!(load(&prefix).unwrap(), sample(5));
+    }
+
+    #[test]
+    fn handing_over_costs_a_fraction_of_the_save() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(&folder.path().join("model.ckpt"), 1).unwrap();
+        let mut writer = Writer::new(store).unwrap();
+        let large = Checkpoint { arrays: vec![("p".into(), Array::F64(vec![0.5; 3_000_000]))], ..sample(1) };
+        let start = Instant::now();
+        writer.save(1, large).unwrap();
+        let handed_over = start.elapsed();
+        writer.wait().unwrap();
+        let whole = start.elapsed();
+        assert!(handed_over < whole / 2 + Duration::from_millis(2), "{handed_over:?} of {whole:?}");
+    }
+
+    #[test]
+    fn an_error_comes_back_with_the_next_call_and_a_drop_completes_the_save() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("model.ckpt");
+        std::fs::create_dir(folder.path().join("model.ckpt-1.phx")).unwrap();
+        let mut writer = Writer::new(Store::new(&prefix, 1).unwrap()).unwrap();
+        writer.save(1, sample(1)).unwrap();
+        let error = writer.save(2, sample(2)).unwrap_err();
+        assert!(error.message().contains("model.ckpt-1.phx"), "{error}");
+        writer.save(3, sample(3)).unwrap();
+        drop(writer);
+        assert_eq!(load(&prefix).unwrap(), sample(3));
+    }
+}
