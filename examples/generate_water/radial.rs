@@ -68,7 +68,8 @@ const ERF_COEFFICIENTS: [f64; ERF_TERMS] = {
     coefficients
 };
 
-/// erf(x) sqrt(pi) / (2 x) for x^2 = `x2`. Alternating, but no term is above 1 for x <= ERF_X_MAX by much.
+/// erf(x) sqrt(pi) / (2 x) for x^2 = `x2`. The signs alternate, but no term exceeds 1 up to [`ERF_X_MAX`],
+/// so nothing is lost in the sum.
 #[inline]
 fn erf_series(x2: f64) -> f64 {
     ERF_COEFFICIENTS.iter().rev().fold(0.0, |sum, c| sum * x2 + c)
