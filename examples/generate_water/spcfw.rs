@@ -3,10 +3,12 @@
 //! Y. Wu, H. L. Tepper and G. A. Voth, "Flexible simple point-charge water model with improved liquid-state
 //! properties", J. Chem. Phys. 124, 024503 (2006), <https://doi.org/10.1063/1.2136877>:
 //!
-//! E = sum over bonds     1/2 k_b (r - r0)^2
-//!   + sum over molecules 1/2 k_a (theta - theta0)^2
-//!   + sum over atom pairs of different molecules
-//!       q_i q_j e^2 / (4 pi eps0 r)  and, between oxygens, Lennard-Jones.
+//! ```text
+//! E = sum over bonds of                            1/2 k_b (r - r0)^2
+//!   + sum over molecules of                        1/2 k_a (theta - theta0)^2
+//!   + sum over atom pairs of different molecules   q_i q_j e^2 / (4 pi eps0 r)
+//!   + sum over oxygen pairs                        4 eps ((sigma/r)^12 - (sigma/r)^6)
+//! ```
 //!
 //! The paper sums the Coulomb term over all images (Ewald). Here it is damped and shifted to end at the cutoff
 //! (see `radial`), so that a network with the same cutoff can learn all of it.
@@ -82,9 +84,7 @@ impl Evaluation {
         for a in 0..3 {
             self.force[j][a] += f[a];
             self.force[i][a] -= f[a];
-            for b in 0..3 {
-                self.virial[a][b] += d[a] * f[b];
-            }
+            (0..3).for_each(|b| self.virial[a][b] += d[a] * f[b]);
         }
     }
 }
