@@ -93,12 +93,17 @@ impl Loader<'_> {
         let elements = shape.iter().try_fold(1usize, |len, &n| len.checked_mul(n));
         let bytes = elements.and_then(|n| n.checked_mul(8)).filter(|&n| n <= self.budget);
         let Some(bytes) = bytes else {
-            return Err(damaged(format!("dataset \"{path}\" of shape {shape:?} is larger than the file allows")));
+            return Err(damaged(format!(
+                "dataset \"{path}\" of shape {shape:?} is larger than the file allows"
+            )));
         };
         self.budget -= bytes;
         let data = read_data(&dataset).map_err(|e| e.at(format!("dataset \"{path}\"")))?;
         if elements != Some(data.len()) {
-            return Err(damaged(format!("dataset \"{path}\" of shape {shape:?} holds {} numbers", data.len())));
+            return Err(damaged(format!(
+                "dataset \"{path}\" of shape {shape:?} holds {} numbers",
+                data.len()
+            )));
         }
         Ok(Array { shape, data })
     }
@@ -147,7 +152,9 @@ fn store(node: &Node, in_variables: bool, file: &mut hdf5_pure::FileBuilder, cou
         Node::Float(x) if in_variables => {
             store_array(&Array::new(vec![], ArrayData::F64(vec![*x])), file, count)
         }
-        Node::Int(i) if in_variables => store_array(&Array::new(vec![], ArrayData::I64(vec![*i])), file, count),
+        Node::Int(i) if in_variables => {
+            store_array(&Array::new(vec![], ArrayData::I64(vec![*i])), file, count)
+        }
         other => other.clone(),
     }
 }
@@ -165,4 +172,101 @@ fn store_array(array: &Array, file: &mut hdf5_pure::FileBuilder, count: &mut usi
     };
     dataset.with_shape(&shape);
     Node::Str(format!("/{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::deepmd::{tests::sample, to_tree};
+    use crate::model::dp::options::Precision;
+
+    fn bytes_of(tree: &Node) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        build(tree).unwrap().finish_to(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_tree_comes_back_bit_for_bit() {
+        let variables = Map::new()
+            .with("f32", Array::new(vec![2, 2], ArrayData::F32(vec![1.5, -0.0, f32::MIN_POSITIVE, f32::MAX])))
+            .with("f64", Array::new(vec![1, 3], ArrayData::F64(vec![0.1, 5e-324, f64::INFINITY])))
+            .with("i32", Array::new(vec![2], ArrayData::I32(vec![i32::MIN, 7])))
+            .with("i64", Array::new(vec![], ArrayData::I64(vec![i64::MAX])))
+            .with("nothing", Node::Null)
+            .with(
+                "many",
+                Node::List(vec![Array::new(vec![1], ArrayData::F64(vec![2.0])).into(), Node::Null]),
+            );
+        let tree: Node = Map::new()
+            .with("text", "quotes \" and \u{e5}\u{1F600}\n")
+            .with(
+                "numbers",
+                Node::List(vec![Node::Int(-3), Node::Float(0.1), Node::Float(3.0), Node::Bool(true)]),
+            )
+            .with(VARIABLES, variables)
+            .with("empty", Map::new())
+            .into();
+        assert_eq!(parse(bytes_of(&tree)).unwrap(), tree);
+    }
+
+    #[test]
+    fn a_tree_of_a_megabyte_with_thousands_of_arrays_comes_back() {
+        let item = |i: usize| {
+            let array = Array::new(vec![1, 2], ArrayData::F64(vec![i as f64, 0.5]));
+            Map::new().with("note", "x".repeat(200)).with(VARIABLES, Map::new().with("w", array))
+        };
+        let tree: Node = Map::new().with("nets", (0..5000).map(item).collect::<Vec<_>>()).into();
+        assert_eq!(parse(bytes_of(&tree)).unwrap(), tree);
+    }
+
+    #[test]
+    fn a_bare_number_among_the_variables_becomes_a_scalar_array() {
+        let tree: Node = Map::new().with(VARIABLES, Map::new().with("min_nbor_dist", 0.875)).into();
+        let scalar = Array::new(vec![], ArrayData::F64(vec![0.875]));
+        let wanted: Node = Map::new().with(VARIABLES, Map::new().with("min_nbor_dist", scalar)).into();
+        assert_eq!(parse(bytes_of(&tree)).unwrap(), wanted);
+    }
+
+    #[test]
+    fn files_that_are_no_models_are_refused_in_words() {
+        assert_eq!(parse(b"model: {}".to_vec()).unwrap_err().message(), "not an HDF5 file");
+        assert_eq!(parse(Vec::new()).unwrap_err().message(), "not an HDF5 file");
+        let mut other = hdf5_pure::FileBuilder::new();
+        other.create_dataset("x").with_f64_data(&[1.0]);
+        let error = parse(other.finish().unwrap()).unwrap_err();
+        assert!(error.message().starts_with("HDF5, but without a root attribute \"json\""), "{error}");
+        for (json, wanted) in [
+            ("{\"model\": ", "damaged or incomplete: attribute \"json\": EOF"),
+            (
+                "{\"@variables\":{\"w\":\"/nowhere\"}}",
+                "@variables: w: damaged or incomplete: dataset \"/nowhere\"",
+            ),
+        ] {
+            let mut file = hdf5_pure::FileBuilder::new();
+            file.set_attr("json", hdf5_pure::AttrValue::VarLenString(json.to_string()));
+            let error = parse(file.finish().unwrap()).unwrap_err();
+            assert!(error.message().starts_with(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn damaged_files_never_panic_and_never_take_endless_memory() {
+        let bytes = bytes_of(&to_tree(&sample(true, Precision::Float64)));
+        // Without the guard of `parse`, so that a panic of the reader fails the test.
+        let mut random = crate::export::deepmd::tests::Random(1);
+        for _ in 0..1500 {
+            let cut = random.below(bytes.len());
+            assert!(parse_hdf5(bytes[..cut].to_vec()).is_err(), "a file cut at {cut} was read");
+        }
+        for _ in 0..4000 {
+            let mut bytes = bytes.clone();
+            for _ in 0..=random.below(4) {
+                let at = random.below(bytes.len());
+                bytes[at] ^= 1 << random.below(8);
+            }
+            // A flipped bit may well hit the numbers: then the file reads.
+            let _ = parse_hdf5(bytes);
+        }
+    }
 }

@@ -28,7 +28,8 @@ const FORMATS: &[Format] = &[
 ];
 
 /// Formats of one framework each, which DeePMD-kit itself turns into a `.dp`.
-const FOREIGN: &[&str] = &["pth", "pt", "pb", "pt2", "pte", "savedmodel", "savedmodeltf", "jax", "hlo", "json", "pd"];
+const FOREIGN: &[&str] =
+    &["pth", "pt", "pb", "pt2", "pte", "savedmodel", "savedmodeltf", "jax", "hlo", "json", "pd"];
 
 /// Reads a model.
 pub fn read_model(path: &Path) -> Result<DpModel> {
@@ -38,7 +39,9 @@ pub fn read_model(path: &Path) -> Result<DpModel> {
 
 /// Writes a model: the file is complete or absent.
 pub fn write_model(path: &Path, model: &DpModel) -> Result<()> {
-    write_model_tree(path, &deepmd::to_tree(model))
+    let mut tree = deepmd::to_tree(model);
+    deepmd::stamp(&mut tree, jiff::Timestamp::now());
+    write_model_tree(path, &tree)
 }
 
 /// Reads the tree of a model file, in the format that its extension names.
@@ -58,7 +61,10 @@ pub fn check_model_path(path: &Path) -> Result<()> {
 
 fn format_of(path: &Path) -> Result<&'static Format> {
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("");
-    FORMATS.iter().find(|f| f.extensions.contains(&extension)).ok_or_else(|| unknown_extension(path, extension))
+    FORMATS
+        .iter()
+        .find(|f| f.extensions.contains(&extension))
+        .ok_or_else(|| unknown_extension(path, extension))
 }
 
 fn unknown_extension(path: &Path, extension: &str) -> Error {
@@ -67,11 +73,14 @@ fn unknown_extension(path: &Path, extension: &str) -> Error {
     let place = path.display();
     if FOREIGN.contains(&extension) {
         let portable = path.with_extension("dp");
-        return err!("{place}: a .{extension} file is bound to one framework; model files here are {known}").help(
-            format!("DeePMD-kit converts both ways: dp convert-backend {place} {}", portable.display()),
-        );
+        return err!("{place}: a .{extension} file is bound to one framework; model files here are {known}")
+            .help(format!(
+                "DeePMD-kit converts both ways: dp convert-backend {place} {}",
+                portable.display()
+            ));
     }
-    let found = if extension.is_empty() { "no extension".to_string() } else { format!("extension .{extension}") };
+    let found =
+        if extension.is_empty() { "no extension".to_string() } else { format!("extension .{extension}") };
     err!("{place}: {found} is none of a model file, wanted {known}")
         .help("name the file model.dp (HDF5) or model.yaml (text)")
 }

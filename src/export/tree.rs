@@ -351,7 +351,10 @@ mod tests {
     #[test]
     fn errors_say_the_path_what_was_found_and_what_was_wanted() {
         let tree: Node = Map::new()
-            .with("model", Map::new().with("rcut", "6").with("sel", vec![46usize, 92]).with("spin", Node::Null))
+            .with(
+                "model",
+                Map::new().with("rcut", "6").with("sel", vec![46usize, 92]).with("spin", Node::Null),
+            )
             .into();
         let model = Place::root(&tree).get("model").unwrap();
         let message = |e: crate::error::Error| e.message().to_string();

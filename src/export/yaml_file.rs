@@ -30,7 +30,8 @@ fn parse(bytes: &[u8]) -> Result<Node> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         err!("not a text file ({e})").help("an HDF5 model must be named .dp; a .yaml model is text in UTF-8")
     })?;
-    let parsed = std::panic::catch_unwind(|| serde_saphyr::from_str_with_options::<Node>(text, options(text)));
+    let parsed =
+        std::panic::catch_unwind(|| serde_saphyr::from_str_with_options::<Node>(text, options(text)));
     let tree = match parsed {
         Ok(result) => result.map_err(|e| err!("not a YAML model: {e}")),
         Err(_) => Err(err!("not a YAML model: the parser gave up")),
@@ -168,7 +169,12 @@ fn shape_of(mut node: &Node) -> Vec<usize> {
 }
 
 fn flatten<T>(value: &Node, shape: &[usize], read: impl Fn(&Node) -> Option<T> + Copy) -> Result<Vec<T>> {
-    fn walk<T>(out: &mut Vec<T>, node: &Node, shape: &[usize], read: impl Fn(&Node) -> Option<T> + Copy) -> Option<()> {
+    fn walk<T>(
+        out: &mut Vec<T>,
+        node: &Node,
+        shape: &[usize],
+        read: impl Fn(&Node) -> Option<T> + Copy,
+    ) -> Option<()> {
         match (shape.split_first(), node) {
             (None, leaf) => out.push(read(leaf)?),
             (Some((&n, rest)), Node::List(items)) if items.len() == n => {
@@ -188,7 +194,9 @@ fn flatten<T>(value: &Node, shape: &[usize], read: impl Fn(&Node) -> Option<T> +
 }
 
 fn uneven(shape: &[usize]) -> Error {
-    err!("an array that starts with the shape {shape:?} has a row of another length or an entry of another type")
+    err!(
+        "an array that starts with the shape {shape:?} has a row of another length or an entry of another type"
+    )
 }
 
 fn number(node: &Node) -> Option<f64> {
@@ -316,4 +324,115 @@ fn float(x: f64) -> String {
 /// A string in double quotes, escaped as in JSON, which YAML reads.
 fn quote(text: &str) -> String {
     serde_json::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::deepmd::{tests::Random, tests::sample, to_tree};
+    use crate::export::tree::VARIABLES;
+    use crate::model::dp::options::Precision;
+
+    fn text_of(tree: &Node) -> String {
+        let mut text = String::new();
+        write_node(&mut text, tree, 0);
+        text
+    }
+
+    #[test]
+    fn a_tree_comes_back_bit_for_bit() {
+        let variables = Map::new()
+            .with("f32", Array::new(vec![2, 2], ArrayData::F32(vec![0.1, -0.0, f32::MIN_POSITIVE, f32::MAX])))
+            .with("f64", Array::new(vec![1, 3], ArrayData::F64(vec![0.1, 5e-324, f64::MAX])))
+            .with("inf", Array::new(vec![2], ArrayData::F64(vec![f64::INFINITY, f64::NEG_INFINITY])))
+            .with("i32", Array::new(vec![2], ArrayData::I32(vec![i32::MIN, 7])))
+            .with("i64", Array::new(vec![], ArrayData::I64(vec![i64::MAX])))
+            .with("nothing", Node::Null)
+            .with(
+                "many",
+                Node::List(vec![Array::new(vec![1], ArrayData::F64(vec![2.0])).into(), Node::Null]),
+            );
+        let words =
+            ["NO", "null", "1", "1.5", "true", "~", "", " x ", "a: b", "quotes \" and \u{e5}\u{1F600}\n"];
+        let tree: Node = Map::new()
+            .with("words", words.to_vec())
+            .with(
+                "numbers",
+                Node::List(vec![Node::Int(-3), Node::Float(1e-7), Node::Float(3.0), Node::Float(1e25)]),
+            )
+            .with("nested", Node::List(vec![vec![0usize, 1].into(), Node::List(vec![])]))
+            .with(
+                "maps",
+                Node::List(vec![Map::new().with("a", 1usize).into(), Map::new().into(), Node::Null]),
+            )
+            .with(VARIABLES, variables)
+            .with("empty", Map::new())
+            .into();
+        assert_eq!(parse(text_of(&tree).as_bytes()).unwrap(), tree);
+    }
+
+    #[test]
+    fn floats_have_a_point_and_a_signed_exponent() {
+        for (x, text) in
+            [(1e-5, "1.0e-5"), (1e20, "1.0e+20"), (-2.5e-9, "-2.5e-9"), (3.0, "3.0"), (-0.0, "-0.0")]
+        {
+            assert_eq!(float(x), text);
+        }
+    }
+
+    #[test]
+    fn anchors_and_block_lists_are_read() {
+        let text = "a: &id001\n- O\n- H\nb: *id001\n'@variables':\n  w:\n    '@class': np.ndarray\n    '@is_variable': \
+                    true\n    dtype: float32\n    value:\n    - - 0.5\n      - 1.0e-05\n";
+        let Node::Map(tree) = parse(text.as_bytes()).unwrap() else { panic!("wanted a map") };
+        assert_eq!(tree.get("a"), tree.get("b"));
+        let array = Array::new(vec![1, 2], ArrayData::F32(vec![0.5, 1e-5]));
+        assert_eq!(tree.get(VARIABLES), Some(&Map::new().with("w", array).into()));
+    }
+
+    #[test]
+    fn files_that_are_no_models_are_refused_in_words() {
+        let message = |bytes: &[u8]| parse(bytes).unwrap_err().message().to_string();
+        assert!(message(b"\x89HDF\r\n\x1a\n").starts_with("not a text file"));
+        assert!(message(b"a: [1, 2").starts_with("not a YAML model: "));
+        assert_eq!(message(b"- 1\n"), "not a YAML model: found no map at the top level");
+        assert_eq!(message(b""), "not a YAML model: found no map at the top level");
+        assert_eq!(
+            message(b"x: {'@is_variable': true, dtype: float16, value: [1.0]}"),
+            "x: found an array of type float16, wanted float32, float64, int32 or int64"
+        );
+        assert!(
+            message(b"x: {'@is_variable': true, dtype: int32, value: [[1, 2], [3]]}")
+                .contains("another length")
+        );
+        assert!(
+            message(b"x: {'@is_variable': true, dtype: int32, value: [1, 9999999999]}")
+                .contains("another type")
+        );
+    }
+
+    #[test]
+    fn an_alias_bomb_is_refused() {
+        let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_string();
+        for i in 1..12 {
+            let row = vec![format!("*a{}", i - 1); 10].join(", ");
+            text.push_str(&format!("a{i}: &a{i} [{row}]\n"));
+        }
+        assert!(parse(text.as_bytes()).is_err());
+        assert!(parse("[".repeat(100_000).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn damaged_files_never_panic() {
+        let text = text_of(&to_tree(&sample(true, Precision::Float64))).into_bytes();
+        let mut random = Random(1);
+        for _ in 0..60 {
+            let cut = random.below(text.len());
+            let _ = parse(&text[..cut]);
+            let mut bytes = text.clone();
+            let at = random.below(bytes.len());
+            bytes[at] ^= 1 << random.below(7);
+            let _ = parse(&bytes);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Activation functions by DeePMD-kit's names.
 
-use crate::error::{Error, Result};
 use crate::err;
+use crate::error::{Error, Result};
 use std::fmt;
 
 /// The activation of a layer. Formulas and derivatives stand with the engine's reference.
@@ -113,9 +113,10 @@ fn parse_threshold(name: &str, number: &str) -> Result<f64> {
 fn unknown(name: &str) -> Error {
     let mut known: Vec<&str> = NAMES.iter().map(|(known, _)| *known).collect();
     known.extend(["silut", "silut:<threshold>", "custom_silu:<threshold>"]);
-    let nearest = NAMES.iter().map(|(known, _)| *known).max_by(|a, b| {
-        strsim::jaro_winkler(name, a).total_cmp(&strsim::jaro_winkler(name, b))
-    });
+    let nearest = NAMES
+        .iter()
+        .map(|(known, _)| *known)
+        .max_by(|a, b| strsim::jaro_winkler(name, a).total_cmp(&strsim::jaro_winkler(name, b)));
     let hint = match nearest {
         Some(nearest) if strsim::jaro_winkler(name, nearest) > 0.8 => format!("did you mean {nearest}? "),
         _ => String::new(),

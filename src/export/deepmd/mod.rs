@@ -18,7 +18,7 @@ mod read;
 mod write;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use read::from_tree;
 pub use write::{stamp, to_tree};

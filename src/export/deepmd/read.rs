@@ -223,7 +223,12 @@ fn read_min_nbor_dist(root: &Place) -> Result<Option<f64>> {
     }
 }
 
-fn read_statistics(model: &Place, descriptor: &Place, fitting: &Place, shapes: &Shapes) -> Result<DpStatistics> {
+fn read_statistics(
+    model: &Place,
+    descriptor: &Place,
+    fitting: &Place,
+    shapes: &Shapes,
+) -> Result<DpStatistics> {
     let n_types = shapes.n_types;
     let outputs = model.get(VARIABLES)?;
     let environment = descriptor.get(VARIABLES)?;

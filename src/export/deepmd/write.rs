@@ -10,7 +10,8 @@ use serde_json::json;
 pub fn to_tree(model: &DpModel) -> Node {
     let mut variables = Map::new();
     if let Some(distance) = model.min_nbor_dist {
-        variables.push("min_nbor_dist".to_string(), Array::new(vec![], ArrayData::F64(vec![distance])).into());
+        variables
+            .push("min_nbor_dist".to_string(), Array::new(vec![], ArrayData::F64(vec![distance])).into());
     }
     Map::new()
         .with("software", "phalanx")
@@ -32,8 +33,9 @@ fn model_tree(model: &DpModel) -> Map {
     let n_types = model.n_types();
     let DescriptorOptions::SeE2A(descriptor) = &model.options.descriptor;
     let per_type = |values: &[f64]| numbers(Precision::Float64, vec![1, n_types, 1], values);
-    let variables =
-        Map::new().with("out_bias", per_type(&model.stats.bias)).with("out_std", per_type(&model.stats.out_std));
+    let variables = Map::new()
+        .with("out_bias", per_type(&model.stats.bias))
+        .with("out_std", per_type(&model.stats.out_std));
     Map::new()
         .with("type_map", model.options.type_map.clone())
         .with("atom_exclude_types", Node::List(vec![]))
@@ -100,7 +102,11 @@ fn embeddings_tree(model: &DpModel, options: &SeE2AOptions) -> Map {
             .with("precision", precision_name(options.precision))
             .with("layers", layers_tree(net, options.precision, |_| options.trainable))
     };
-    assert_eq!(model.descriptor_nets.len(), options.n_nets(model.n_types()), "one embedding net for each type or pair");
+    assert_eq!(
+        model.descriptor_nets.len(),
+        options.n_nets(model.n_types()),
+        "one embedding net for each type or pair"
+    );
     let ndim = if options.type_one_side { 1usize } else { 2 };
     collection("embedding_network", ndim, model.n_types(), model.descriptor_nets.iter().map(net).collect())
 }
@@ -153,7 +159,11 @@ fn fitting_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
 fn fitting_nets_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
     let options = &model.options.fitting;
     let net = |net: &Net| {
-        assert_eq!(net.layers.len(), options.trainable.len(), "one flag of trainable for each layer of a fitting net");
+        assert_eq!(
+            net.layers.len(),
+            options.trainable.len(),
+            "one flag of trainable for each layer of a fitting net"
+        );
         Map::new()
             .with("@class", "FittingNetwork")
             .with("@version", version::FITTING_NET)

@@ -70,7 +70,8 @@ impl DpModel {
     /// The embedding net of a centre type and a neighbour type.
     pub fn descriptor_net(&self, centre: usize, neighbour: usize) -> &Net {
         let DescriptorOptions::SeE2A(descriptor) = &self.options.descriptor;
-        &self.descriptor_nets[descriptor_net_index(descriptor.type_one_side, self.n_types(), centre, neighbour)]
+        &self.descriptor_nets
+            [descriptor_net_index(descriptor.type_one_side, self.n_types(), centre, neighbour)]
     }
 }
 
