@@ -115,8 +115,6 @@ fn reference_models_read_and_come_back_or_say_what_is_not_supported() {
     for case in cases {
         let path = case.join("initial.dp");
         let tree = read_model_tree(&path).unwrap();
-        let kind = tree.to_json().is_err(); // the tree holds arrays
-        assert!(kind, "{}: no array was read", path.display());
         match deepmd::from_tree(&tree) {
             Ok(model) => {
                 read += 1;
@@ -138,8 +136,41 @@ fn reference_models_read_and_come_back_or_say_what_is_not_supported() {
     println!("{read} reference models read and came back");
 }
 
+/// A model of so many types, one net for each pair: its JSON is far beyond what fits into an HDF5 header.
+fn many_types(n_types: usize) -> DpModel {
+    let mut model = read_model(&golden("one_side_f64.dp")).unwrap();
+    let DescriptorOptions::SeE2A(descriptor) = &mut model.options.descriptor;
+    descriptor.sel = Sel::Fixed(vec![2; n_types]);
+    descriptor.type_one_side = false;
+    model.options.type_map = (0..n_types).map(|i| format!("X{i}")).collect();
+    model.options.script = serde_json::Value::Null;
+    model.descriptor_nets = vec![model.descriptor_nets[0].clone(); n_types * n_types];
+    for (i, net) in model.descriptor_nets.iter_mut().enumerate() {
+        net.layers[0].b[0] = i as f64;
+    }
+    model.fitting_nets = vec![model.fitting_nets[0].clone(); n_types];
+    model.stats.davg = vec![[0.5; 4]; n_types];
+    model.stats.dstd = vec![[0.25; 4]; n_types];
+    model.stats.bias = (0..n_types).map(|i| i as f64).collect();
+    model.stats.out_std = vec![1.0; n_types];
+    model
+}
+
+#[test]
+fn a_model_of_sixty_types_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.dp");
+    let mut model = many_types(60);
+    write_model(&path, &model).unwrap();
+    let back = read_model(&path).unwrap();
+    assert_eq!(back.options.script["descriptor"]["type_one_side"], serde_json::json!(false));
+    model.options.script = back.options.script.clone(); // made up by the writer, as there was none
+    assert_eq!(back, model);
+}
+
 /// Writes models again for tools/check_deepmd_interop.sh: `$PHALANX_INTEROP_IN` is a list of model files
-/// (separated by `:`); each comes out under `$PHALANX_INTEROP_OUT` as <name>.dp and <name>.yaml.
+/// (separated by `:`); each comes out under `$PHALANX_INTEROP_OUT` as <name>.dp and <name>.yaml. A
+/// model with thousands of nets comes out as many_types.dp.
 #[test]
 fn models_are_written_again_for_the_interop_script() {
     let (Ok(inputs), Ok(out)) = (std::env::var("PHALANX_INTEROP_IN"), std::env::var("PHALANX_INTEROP_OUT"))
@@ -147,6 +178,7 @@ fn models_are_written_again_for_the_interop_script() {
         println!("skipped: PHALANX_INTEROP_IN and PHALANX_INTEROP_OUT are not set");
         return;
     };
+    write_model(&Path::new(&out).join("many_types.dp"), &many_types(60)).unwrap();
     for input in inputs.split(':').map(Path::new) {
         let model = read_model(input).unwrap();
         let stem = input.file_stem().unwrap().to_string_lossy();

@@ -28,8 +28,7 @@ const FORMATS: &[Format] = &[
 ];
 
 /// Formats of one framework each, which DeePMD-kit itself turns into a `.dp`.
-const FOREIGN: &[&str] =
-    &["pth", "pt", "pb", "pt2", "pte", "savedmodel", "savedmodeltf", "jax", "hlo", "json", "pd"];
+const FOREIGN: &[&str] = &["pth", "pt", "pb", "pt2", "pte", "savedmodel", "savedmodeltf", "jax", "hlo", "pd"];
 
 /// Reads a model.
 pub fn read_model(path: &Path) -> Result<DpModel> {

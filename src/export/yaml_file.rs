@@ -54,6 +54,7 @@ fn options(text: &str) -> serde_saphyr::Options {
         },
         with_snippet: false,
         strict_booleans: true,
+        non_finite_float_policy: serde_saphyr::NonFiniteFloatPolicy::PassThrough,
     }
 }
 
