@@ -4,7 +4,7 @@ use crate::model::activation::Activation;
 
 /// f(x), f'(x), f''(x).
 pub fn jet(activation: Activation, x: f64) -> [f64; 3] {
-    match activation {
+    match activation.function() {
         Activation::Tanh => tanh_jet(x),
         Activation::Relu => [x.max(0.0), if x > 0.0 { 1.0 } else { 0.0 }, 0.0],
         Activation::Relu6 => [x.clamp(0.0, 6.0), if x > 0.0 && x < 6.0 { 1.0 } else { 0.0 }, 0.0],
@@ -26,7 +26,8 @@ pub fn jet(activation: Activation, x: f64) -> [f64; 3] {
             let [t, d, dd] = tanh_jet(slope * (x - threshold));
             [t + value, slope * d, slope * slope * dd]
         }
-        Activation::Linear => [x, 1.0, 0.0],
+        // `function` leaves none of the second names.
+        _ => [x, 1.0, 0.0],
     }
 }
 

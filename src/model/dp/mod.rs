@@ -4,5 +4,6 @@ pub mod options;
 pub mod spec;
 pub mod model;
 pub mod geometry;
+pub mod statistics;
 
 pub use model::Dp;

@@ -1,10 +1,11 @@
 //! A Deep Potential model: shapes, statistics and the table of its parameters. The parameters themselves are a flat vector.
 
-use super::options::{DescriptorOptions, ModelOptions, SeE2AOptions, Sel};
-use super::spec::DpStatistics;
-use crate::model::net::{HiddenSpec, NetShape};
+use super::options::{DescriptorOptions, ModelOptions, SeE2AOptions};
+use super::spec::{DpModel, DpStatistics, Layer, Net, descriptor_net_index};
+use crate::model::net::{HiddenSpec, LayerShape, NetShape, Shortcut};
 use crate::model::params::ParamTable;
 use crate::model::random::Normal;
+use crate::{Result, bail};
 
 /// Everything about a model but the values of its parameters.
 #[derive(Debug, Clone)]
@@ -23,13 +24,10 @@ impl Dp {
     /// Lays out the parameters of a model. `options.descriptor.sel` must be resolved.
     pub fn new(options: ModelOptions, stats: DpStatistics) -> Self {
         let DescriptorOptions::SeE2A(se) = &options.descriptor;
-        let Sel::Fixed(sel) = se.sel.clone() else {
-            panic!("sel is resolved from the neighbour statistics before the model is laid out")
-        };
+        let sel = se.fixed_sel().to_vec();
         let n_types = options.type_map.len();
         let mut table = ParamTable::default();
-        let n_embedding = if se.type_one_side { n_types } else { n_types * n_types };
-        let embedding = (0..n_embedding)
+        let embedding = (0..se.n_nets(n_types))
             .map(|k| {
                 let spec = HiddenSpec {
                     n_in: 1,
@@ -42,7 +40,7 @@ impl Dp {
             })
             .collect();
         let fit = &options.fitting;
-        let n_in = se.neuron[se.neuron.len() - 1] * se.axis_neuron + fit.numb_fparam + fit.numb_aparam;
+        let n_in = se.descriptor_len() + fit.numb_fparam + fit.numb_aparam;
         let fitting = (0..n_types)
             .map(|k| {
                 let prefix = format!("fitting_net.filter_layers.networks.{k}");
@@ -101,7 +99,7 @@ impl Dp {
 
     /// Index of the embedding net for neighbours of type `neighbor` around a centre of type `center`.
     pub fn embedding_net(&self, center: usize, neighbor: usize) -> usize {
-        if self.descriptor().type_one_side { neighbor } else { neighbor * self.n_types() + center }
+        descriptor_net_index(self.descriptor().type_one_side, self.n_types(), center, neighbor)
     }
 
     /// Random parameters as DeePMD-kit draws them: weights N(0, 1/(n_in + n_out)), biases N(0, 1), time steps N(0.1, 0.001).
@@ -121,4 +119,114 @@ impl Dp {
         }
         params
     }
+
+    /// Atoms of these types have the energy of a net minus that of the same net with no neighbours at all.
+    pub fn removes_vacuum(&self, center: usize) -> bool {
+        self.options.fitting.atom_ener.get(center).is_some_and(|e| e.is_some())
+    }
+
+    /// Ranges of the flat vector that the optimiser trains.
+    pub fn trainable(&self) -> Vec<std::ops::Range<usize>> {
+        self.table.views().iter().filter(|view| view.trainable).map(|view| view.range()).collect()
+    }
+
+    /// A model and its parameters from plain data.
+    pub fn from_spec(spec: DpModel) -> Result<(Self, Vec<f64>)> {
+        for (center, (davg, dstd)) in spec.stats.davg.iter().zip(&spec.stats.dstd).enumerate() {
+            let isotropic = davg[1..].iter().all(|&x| x == 0.0) && dstd[1..].iter().all(|&x| x == dstd[1]);
+            if !isotropic {
+                bail!(
+                    "davg and dstd of type {center} treat x, y and z differently: {davg:?}, {dstd:?}; such a model \
+                     is not invariant under rotation"
+                );
+            }
+        }
+        let model = Dp::new(spec.options, spec.stats);
+        let mut params = vec![0.0; model.table.len()];
+        let kinds = [
+            ("embedding", &model.embedding, &spec.descriptor_nets),
+            ("fitting", &model.fitting, &spec.fitting_nets),
+        ];
+        for (kind, shapes, nets) in kinds {
+            if shapes.len() != nets.len() {
+                bail!("found {} {kind} nets, wanted {}", nets.len(), shapes.len());
+            }
+            for (n, (shape, net)) in shapes.iter().zip(nets).enumerate() {
+                copy_net(&mut params, shape, net).map_err(|e| e.at(format!("{kind} net {n}")))?;
+            }
+        }
+        Ok((model, params))
+    }
+
+    /// The model as plain data. `min_nbor_dist` is the shortest distance of the training data, where it is known.
+    pub fn to_spec(&self, params: &[f64], min_nbor_dist: Option<f64>) -> DpModel {
+        DpModel {
+            options: self.options.clone(),
+            stats: self.stats.clone(),
+            descriptor_nets: self
+                .embedding
+                .iter()
+                .map(|net| plain_net(params, net, net.layers.len()))
+                .collect(),
+            fitting_nets: self
+                .fitting
+                .iter()
+                .map(|net| plain_net(params, net, net.layers.len() - 1))
+                .collect(),
+            min_nbor_dist,
+        }
+    }
+}
+
+fn copy_net(params: &mut [f64], shape: &NetShape, net: &Net) -> Result<()> {
+    if shape.layers.len() != net.layers.len() {
+        bail!("found {} layers, wanted {}", net.layers.len(), shape.layers.len());
+    }
+    for (k, (shape, layer)) in shape.layers.iter().zip(&net.layers).enumerate() {
+        let sizes = (layer.n_in, layer.n_out, layer.b.len(), layer.idt.is_some());
+        let wanted = (shape.n_in, shape.n_out, shape.n_out, shape.idt.is_some());
+        let shortcut = layer.resnet && (layer.n_out == layer.n_in || layer.n_out == 2 * layer.n_in);
+        if sizes != wanted
+            || layer.activation != shape.activation
+            || shortcut != (shape.shortcut != Shortcut::None)
+        {
+            bail!(
+                "layer {k} is {} x {} with bias {}, time step {}, activation {}, shortcut {shortcut}; the options \
+                 want {} x {} with bias {}, time step {}, activation {}, shortcut {:?}",
+                sizes.0,
+                sizes.1,
+                sizes.2,
+                sizes.3,
+                layer.activation,
+                wanted.0,
+                wanted.1,
+                wanted.2,
+                wanted.3,
+                shape.activation,
+                shape.shortcut
+            );
+        }
+        params[shape.w_range()].copy_from_slice(&layer.w);
+        if let Some(range) = shape.b_range() {
+            params[range].copy_from_slice(&layer.b);
+        }
+        if let (Some(range), Some(idt)) = (shape.idt_range(), &layer.idt) {
+            params[range].copy_from_slice(idt);
+        }
+    }
+    Ok(())
+}
+
+/// `hidden` layers of the net are marked as residual: DeePMD-kit marks them all, also where the widths forbid it.
+fn plain_net(params: &[f64], net: &NetShape, hidden: usize) -> Net {
+    let layer = |(k, shape): (usize, &LayerShape)| Layer {
+        n_in: shape.n_in,
+        n_out: shape.n_out,
+        w: params[shape.w_range()].to_vec(),
+        b: shape.b_range().map_or(Vec::new(), |range| params[range].to_vec()),
+        idt: shape.idt_range().map(|range| params[range].to_vec()),
+        resnet: k < hidden,
+        activation: shape.activation,
+    };
+    Net { layers: net.layers.iter().enumerate().map(layer).collect() }
 }

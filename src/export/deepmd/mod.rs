@@ -1,0 +1,36 @@
+//! Between the tree of a model file and a model: DeePMD-kit's words on one side, ours on the other.
+//!
+//! What the tree means, as DeePMD-kit 3.2 reads and writes it:
+//! - `model.descriptor.embeddings` holds one net for each neighbour type (`ndim` 1), or one for each pair
+//!   (`ndim` 2) with the centre type running fastest: index = centre + neighbour * ntypes.
+//! - `davg` and `dstd` have the shape [ntypes, slots, 4] but are the same for all slots of a centre type.
+//! - The energy of an atom gets `out_bias` of the model plus `bias_atom_e` of the fitting net. The PyTorch side
+//!   of DeePMD-kit keeps the bias in the first and leaves zeros in the second; others do it the other way round.
+//!   We read the sum and write the first.
+//! - `out_std` is kept but does not enter energies.
+//! - Networks, `davg`, `dstd` and the statistics of fparam and aparam are stored in the precision of their
+//!   part; biases always in float64.
+//! - Where `atom_ener` gives an energy for a type, the fitting net's value at a zero descriptor is taken off, so
+//!   that an isolated atom has just that energy.
+//! - `trainable` of the descriptor and of the fitting net may be lost on the way; each layer keeps its own flag.
+
+mod read;
+mod write;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use read::from_tree;
+pub use write::{stamp, to_tree};
+
+/// Versions that parts of the tree carry: what we write, and the newest that we read.
+mod version {
+    pub const MODEL: i64 = 2;
+    pub const DESCRIPTOR: i64 = 2;
+    pub const DESCRIPTOR_NEWEST: i64 = 3;
+    pub const FITTING: i64 = 4;
+    pub const COLLECTION: i64 = 1;
+    pub const EMBEDDING_NET: i64 = 2;
+    pub const FITTING_NET: i64 = 1;
+    pub const LAYER: i64 = 2;
+}

@@ -1,0 +1,413 @@
+//! From the tree to a model.
+
+use super::version;
+use crate::error::Result;
+use crate::export::tree::{Node, Place, VARIABLES};
+use crate::model::activation::Activation;
+use crate::model::dp::options::{
+    DescriptorOptions, FittingOptions, ModelOptions, Precision, SeE2AOptions, Sel,
+};
+use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
+use crate::{bail, err};
+use serde_json::Value;
+
+/// DeePMD-kit's defaults for what only the training input holds.
+const DATA_STAT_NBATCH: usize = 10;
+const DATA_STAT_PROTECT: f64 = 1e-2;
+
+/// The model of a tree. Whatever would change a prediction and is not supported is an error.
+pub fn from_tree(tree: &Node) -> Result<DpModel> {
+    let root = Place::root(tree);
+    let model = root.get("model")?;
+    check_version(&model, version::MODEL)?;
+    check_type(&model, "model", "standard")?;
+    let descriptor = model.get("descriptor")?;
+    let fitting = model.get("fitting")?;
+    check_type(&descriptor, "descriptor", "se_e2_a")?;
+    check_type(&fitting, "fitting net", "ener")?;
+    for key in ["atom_exclude_types", "pair_exclude_types"] {
+        check_absent(&model, key)?;
+    }
+    let type_map = model.get("type_map")?.list(|item| item.str().map(str::to_string))?;
+    let script = root.find("model_def_script")?.map_or(Ok(Value::Null), |place| place.node.to_json())?;
+    let descriptor_options = read_descriptor(&descriptor, &type_map, &script)?;
+    let fitting_options = read_fitting(&fitting, &type_map, &script)?;
+    let shapes = Shapes::new(&type_map, &descriptor_options, &fitting_options);
+    Ok(DpModel {
+        stats: read_statistics(&model, &descriptor, &fitting, &shapes)?,
+        descriptor_nets: read_descriptor_nets(&descriptor, &descriptor_options, &shapes)?,
+        fitting_nets: read_nets(&fitting.get("nets")?, 1, &shapes, &shapes.fitting_layers, |_| false)?,
+        min_nbor_dist: read_min_nbor_dist(&root)?,
+        options: ModelOptions {
+            type_map,
+            descriptor: DescriptorOptions::SeE2A(descriptor_options),
+            fitting: fitting_options,
+            data_stat_nbatch: script["data_stat_nbatch"].as_u64().map_or(DATA_STAT_NBATCH, |n| n as usize),
+            data_stat_protect: script["data_stat_protect"].as_f64().unwrap_or(DATA_STAT_PROTECT),
+            script,
+        },
+    })
+}
+
+/// The sizes that arrays of a model must have.
+struct Shapes {
+    n_types: usize,
+    slots: usize,
+    n_fparam: usize,
+    n_aparam: usize,
+    /// Widths of the layers, the input first.
+    embedding_layers: Vec<usize>,
+    fitting_layers: Vec<usize>,
+}
+
+impl Shapes {
+    fn new(type_map: &[String], descriptor: &SeE2AOptions, fitting: &FittingOptions) -> Self {
+        let input = descriptor.descriptor_len() + fitting.numb_fparam + fitting.numb_aparam;
+        Shapes {
+            n_types: type_map.len(),
+            slots: descriptor.fixed_sel().iter().sum(),
+            n_fparam: fitting.numb_fparam,
+            n_aparam: fitting.numb_aparam,
+            embedding_layers: [&[1], &descriptor.neuron[..]].concat(),
+            fitting_layers: [&[input], &fitting.neuron[..], &[1]].concat(),
+        }
+    }
+}
+
+fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result<SeE2AOptions> {
+    check_version(place, version::DESCRIPTOR_NEWEST)?;
+    check_absent(place, "spin")?;
+    check_absent(place, "compress")?;
+    check_type_map(place, type_map)?;
+    let env_mat = place.find("env_mat")?;
+    if let Some(switch) = env_mat.map(|env| env.find("use_exp_switch")).transpose()?.flatten() {
+        if switch.bool()? {
+            return Err(unsupported(&switch, "the exponential switch"));
+        }
+    }
+    let options = SeE2AOptions {
+        sel: Sel::Fixed(place.get("sel")?.list(Place::usize)?),
+        rcut: place.get("rcut")?.f64()?,
+        rcut_smth: place.get("rcut_smth")?.f64()?,
+        neuron: place.get("neuron")?.list(Place::usize)?,
+        axis_neuron: place.get("axis_neuron")?.usize()?,
+        activation: read_activation(place)?,
+        resnet_dt: place.get("resnet_dt")?.bool()?,
+        type_one_side: place.get("type_one_side")?.bool()?,
+        precision: read_precision(place)?,
+        trainable: read_descriptor_trainable(place)?,
+        seed: script["descriptor"]["seed"].as_u64(),
+        exclude_types: read_pairs(place, type_map.len())?,
+        set_davg_zero: flag(place, "set_davg_zero")?,
+        env_protection: place.find("env_protection")?.map_or(Ok(0.0), |p| p.f64())?,
+    };
+    check_descriptor(place, &options, type_map.len())?;
+    Ok(options)
+}
+
+fn check_descriptor(place: &Place, options: &SeE2AOptions, n_types: usize) -> Result<()> {
+    let sel = options.fixed_sel();
+    if sel.len() != n_types {
+        bail!("{place}.sel: found {} entries, wanted one for each of {n_types} types", sel.len());
+    }
+    if sel.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)).is_none_or(|sum| sum > 1 << 24) {
+        bail!("{place}.sel: {sel:?} is larger than any model");
+    }
+    if !(options.rcut_smth < options.rcut && options.rcut.is_finite()) {
+        bail!("{place}.rcut_smth: {} A is not below rcut = {} A", options.rcut_smth, options.rcut);
+    }
+    check_widths(&place.get("neuron")?, &options.neuron)?;
+    match options.neuron.last() {
+        None => bail!("{place}.neuron: found no layer, wanted at least one"),
+        Some(&last) if options.axis_neuron == 0 || options.axis_neuron > last => {
+            bail!("{place}.axis_neuron: found {}, wanted 1 to {last}", options.axis_neuron)
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<FittingOptions> {
+    check_version(place, version::FITTING)?;
+    for key in ["spin", "exclude_types", "default_fparam", "layer_name", "dim_case_embd", "tot_ener_zero"] {
+        check_absent(place, key)?;
+    }
+    for key in ["mixed_types", "use_aparam_as_mask"] {
+        check_absent(place, key)?;
+    }
+    check_type_map(place, type_map)?;
+    let neuron = place.get("neuron")?.list(Place::usize)?;
+    check_widths(&place.get("neuron")?, &neuron)?;
+    let count = |key| match place.find(key)? {
+        Some(found) => match found.usize()? {
+            n if n <= 1 << 16 => Ok(n),
+            _ => Err(found.wanted("a number of parameters")),
+        },
+        None => Ok(0),
+    };
+    Ok(FittingOptions {
+        trainable: read_fitting_trainable(place, neuron.len() + 1)?,
+        neuron,
+        activation: read_activation(place)?,
+        resnet_dt: place.get("resnet_dt")?.bool()?,
+        precision: read_precision(place)?,
+        seed: script["fitting_net"]["seed"].as_u64(),
+        numb_fparam: count("numb_fparam")?,
+        numb_aparam: count("numb_aparam")?,
+        rcond: place.find("rcond")?.map(|p| p.f64()).transpose()?,
+        atom_ener: read_atom_ener(place)?,
+    })
+}
+
+/// Widths beyond these are damage; the bound keeps products of them far from overflow.
+fn check_widths(place: &Place, widths: &[usize]) -> Result<()> {
+    match widths.iter().find(|&&n| n == 0 || n > 1 << 20) {
+        Some(n) => bail!("{place}: found a layer of {n} neurons"),
+        None => Ok(()),
+    }
+}
+
+fn read_atom_ener(place: &Place) -> Result<Vec<Option<f64>>> {
+    let Some(list) = place.find("atom_ener")? else { return Ok(Vec::new()) };
+    list.list(|item| match item.node {
+        Node::Null => Ok(None),
+        Node::List(inner) if inner.len() == 1 => item.items()?[0].f64().map(Some),
+        _ => item.f64().map(Some),
+    })
+}
+
+/// Flags of the layers of the first net that is there: the flag of the part itself is not always written.
+fn layer_flags(nets: &Place) -> Result<Option<Vec<bool>>> {
+    let networks = nets.get("networks")?.items()?;
+    let Some(net) = networks.iter().find(|net| *net.node != Node::Null) else { return Ok(None) };
+    let flag = |layer: &Place| layer.find("trainable")?.map_or(Ok(true), |p| p.bool());
+    net.get("layers")?.list(flag).map(Some)
+}
+
+fn read_descriptor_trainable(place: &Place) -> Result<bool> {
+    let own = place.find("trainable")?.map_or(Ok(true), |p| p.bool())?;
+    let layers = layer_flags(&place.get("embeddings")?)?;
+    Ok(own && layers.is_none_or(|flags| flags.iter().all(|&flag| flag)))
+}
+
+fn read_fitting_trainable(place: &Place, n_layers: usize) -> Result<Vec<bool>> {
+    let flags = layer_flags(&place.get("nets")?)?.unwrap_or_default();
+    Ok(if flags.len() == n_layers { flags } else { vec![true; n_layers] })
+}
+
+fn read_pairs(place: &Place, n_types: usize) -> Result<Vec<(usize, usize)>> {
+    let Some(list) = place.find("exclude_types")? else { return Ok(Vec::new()) };
+    list.list(|item| match item.list(Place::usize)?[..] {
+        [a, b] if a < n_types && b < n_types => Ok((a, b)),
+        _ => bail!("{item}: wanted two types below {n_types}"),
+    })
+}
+
+fn read_activation(place: &Place) -> Result<Activation> {
+    let name = place.get("activation_function")?;
+    Activation::parse(name.str()?).map_err(|e| e.at(name))
+}
+
+fn read_precision(place: &Place) -> Result<Precision> {
+    let name = place.get("precision")?;
+    match name.str()? {
+        "float64" | "double" | "default" => Ok(Precision::Float64),
+        "float32" | "single" => Ok(Precision::Float32),
+        other => Err(err!("{name}: precision \"{other}\" is not supported").help("known: float64, float32")),
+    }
+}
+
+fn read_min_nbor_dist(root: &Place) -> Result<Option<f64>> {
+    match root.find(VARIABLES)? {
+        Some(variables) => variables.find("min_nbor_dist")?.map(|p| p.f64()).transpose(),
+        None => Ok(None),
+    }
+}
+
+fn read_statistics(
+    model: &Place,
+    descriptor: &Place,
+    fitting: &Place,
+    shapes: &Shapes,
+) -> Result<DpStatistics> {
+    let n_types = shapes.n_types;
+    let outputs = model.get(VARIABLES)?;
+    let environment = descriptor.get(VARIABLES)?;
+    let parameters = fitting.get(VARIABLES)?;
+    let mut bias = numbers(&outputs, "out_bias", n_types)?.unwrap_or_else(|| vec![0.0; n_types]);
+    if let Some(more) = numbers(&parameters, "bias_atom_e", n_types)? {
+        bias.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    }
+    let wanted = |key: &str, n: usize| match numbers(&parameters, key, n)? {
+        Some(values) => Ok(values),
+        None if n == 0 => Ok(Vec::new()),
+        None => Err(err!("{parameters}: \"{key}\" is missing")),
+    };
+    let dstd = read_rows(&environment.get("dstd")?, shapes)?;
+    if let Some(centre) = dstd.iter().position(|row| row.iter().any(|&x| x.is_nan() || x <= 0.0)) {
+        bail!("{environment}.dstd: type {centre} has {:?}, wanted numbers above zero", dstd[centre]);
+    }
+    Ok(DpStatistics {
+        davg: read_rows(&environment.get("davg")?, shapes)?,
+        dstd,
+        bias,
+        out_std: numbers(&outputs, "out_std", n_types)?.unwrap_or_else(|| vec![1.0; n_types]),
+        fparam_avg: wanted("fparam_avg", shapes.n_fparam)?,
+        fparam_inv_std: wanted("fparam_inv_std", shapes.n_fparam)?,
+        aparam_avg: wanted("aparam_avg", shapes.n_aparam)?,
+        aparam_inv_std: wanted("aparam_inv_std", shapes.n_aparam)?,
+    })
+}
+
+/// `davg` or `dstd`: one row for each centre type, the same in all slots.
+fn read_rows(place: &Place, shapes: &Shapes) -> Result<Vec<[f64; 4]>> {
+    let array = place.array()?;
+    if array.shape != [shapes.n_types, shapes.slots, 4] || shapes.slots == 0 {
+        bail!("{place}: found shape {:?}, wanted [{}, {}, 4]", array.shape, shapes.n_types, shapes.slots);
+    }
+    let values = array.to_f64();
+    let mut rows = Vec::new();
+    for (centre, slots) in values.chunks_exact(4 * shapes.slots).enumerate() {
+        let row = [slots[0], slots[1], slots[2], slots[3]];
+        if let Some(slot) = slots.chunks_exact(4).position(|other| other != row) {
+            return Err(err!("{place}: type {centre}: slot {slot} differs from slot 0")
+                .help("statistics that differ between neighbours of one atom are not supported"));
+        }
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// An array of so many numbers in any shape; `None` where it is null or absent.
+fn numbers(variables: &Place, key: &str, len: usize) -> Result<Option<Vec<f64>>> {
+    let Some(place) = variables.find(key)? else { return Ok(None) };
+    let array = place.array()?;
+    if array.data.len() != len {
+        bail!("{place}: found shape {:?}, wanted {len} numbers", array.shape);
+    }
+    Ok(Some(array.to_f64()))
+}
+
+fn read_descriptor_nets(place: &Place, options: &SeE2AOptions, shapes: &Shapes) -> Result<Vec<Net>> {
+    let ndim = if options.type_one_side { 1 } else { 2 };
+    // Some writers leave out the nets of pairs that do not see each other.
+    let unused = |index: usize| {
+        let (centre, neighbour) = (index % shapes.n_types, index / shapes.n_types);
+        let pairs = &options.exclude_types;
+        ndim == 2 && (pairs.contains(&(centre, neighbour)) || pairs.contains(&(neighbour, centre)))
+    };
+    read_nets(&place.get("embeddings")?, ndim, shapes, &shapes.embedding_layers, unused)
+}
+
+fn read_nets(
+    place: &Place,
+    ndim: u32,
+    shapes: &Shapes,
+    widths: &[usize],
+    unused: impl Fn(usize) -> bool,
+) -> Result<Vec<Net>> {
+    check_version(place, version::COLLECTION)?;
+    let found = place.get("ndim")?;
+    if found.usize()? != ndim as usize {
+        return Err(found.wanted(&format!("{ndim}")));
+    }
+    let networks = place.get("networks")?;
+    let items = networks.items()?;
+    let wanted = shapes.n_types.pow(ndim);
+    if items.len() != wanted {
+        bail!("{networks}: found {} nets, wanted {wanted}", items.len());
+    }
+    let read = |(index, item): (usize, &Place)| match item.node {
+        Node::Null if unused(index) => Ok(zero_net(widths)),
+        _ => read_net(item, widths),
+    };
+    items.iter().enumerate().map(read).collect()
+}
+
+fn read_net(place: &Place, widths: &[usize]) -> Result<Net> {
+    let layers = place.get("layers")?;
+    let items = layers.items()?;
+    if items.len() + 1 != widths.len() {
+        bail!("{layers}: found {} layers, wanted {}", items.len(), widths.len() - 1);
+    }
+    let pairs = widths.windows(2);
+    let layers = items.iter().zip(pairs).map(|(item, pair)| read_layer(item, pair[0], pair[1]));
+    Ok(Net { layers: layers.collect::<Result<_>>()? })
+}
+
+fn read_layer(place: &Place, n_in: usize, n_out: usize) -> Result<Layer> {
+    check_version(place, version::LAYER)?;
+    let variables = place.get(VARIABLES)?;
+    let w = variables.get("w")?;
+    let weights = w.array()?;
+    if weights.shape != [n_in, n_out] {
+        bail!("{w}: found shape {:?}, wanted [{n_in}, {n_out}]", weights.shape);
+    }
+    Ok(Layer {
+        n_in,
+        n_out,
+        w: weights.to_f64(),
+        b: numbers(&variables, "b", n_out)?.unwrap_or_default(),
+        idt: numbers(&variables, "idt", n_out)?,
+        resnet: place.get("resnet")?.bool()?,
+        activation: read_activation(place)?,
+    })
+}
+
+fn zero_net(widths: &[usize]) -> Net {
+    let layer = |pair: &[usize]| Layer {
+        n_in: pair[0],
+        n_out: pair[1],
+        w: vec![0.0; pair[0] * pair[1]],
+        b: vec![0.0; pair[1]],
+        idt: None,
+        resnet: false,
+        activation: Activation::None,
+    };
+    Net { layers: widths.windows(2).map(layer).collect() }
+}
+
+fn flag(place: &Place, key: &str) -> Result<bool> {
+    place.find(key)?.map_or(Ok(false), |p| p.bool())
+}
+
+fn check_version(place: &Place, newest: i64) -> Result<()> {
+    let Some(found) = place.find("@version")? else { return Ok(()) };
+    match found.node {
+        Node::Int(version) if (1..=newest).contains(version) => Ok(()),
+        Node::Int(version) => Err(err!("{found}: found {version}, wanted 1 to {newest}")
+            .help("the file was written by a newer DeePMD-kit than 3.2; write it with 3.2")),
+        _ => Err(found.wanted("an integer")),
+    }
+}
+
+fn check_type(place: &Place, what: &str, wanted: &str) -> Result<()> {
+    let found = place.get("type")?;
+    match found.str()? {
+        name if name == wanted => Ok(()),
+        name => Err(err!("{found}: {what} of type \"{name}\" is not supported yet")
+            .help(format!("supported: {wanted}"))),
+    }
+}
+
+fn check_type_map(place: &Place, wanted: &[String]) -> Result<()> {
+    let Some(found) = place.find("type_map")? else { return Ok(()) };
+    let names = found.list(Place::str)?;
+    if names != wanted {
+        bail!("{found}: found {names:?}, wanted the type map of the model, {wanted:?}");
+    }
+    Ok(())
+}
+
+/// Options that would change predictions must be off: null, false, 0 or empty.
+fn check_absent(place: &Place, key: &str) -> Result<()> {
+    let Some(found) = place.find(key)? else { return Ok(()) };
+    match found.node {
+        Node::Bool(false) | Node::Int(0) => Ok(()),
+        Node::List(items) if items.is_empty() => Ok(()),
+        _ => Err(unsupported(&found, key)),
+    }
+}
+
+fn unsupported(place: &Place, what: &str) -> crate::error::Error {
+    err!("{place}: {what} is not supported yet").help("the model would predict something else without it")
+}

@@ -1,0 +1,283 @@
+//! From a model to the tree.
+
+use super::version;
+use crate::export::tree::{Array, ArrayData, Map, Node, VARIABLES};
+use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Precision, SeE2AOptions};
+use crate::model::dp::spec::{DpModel, Layer, Net};
+use serde_json::json;
+
+/// The tree of a model. Equal models give equal trees; [`stamp`] adds the time.
+pub fn to_tree(model: &DpModel) -> Node {
+    let mut variables = Map::new();
+    if let Some(distance) = model.min_nbor_dist {
+        variables
+            .push("min_nbor_dist".to_string(), Array::new(vec![], ArrayData::F64(vec![distance])).into());
+    }
+    Map::new()
+        .with("software", "phalanx")
+        .with("version", env!("CARGO_PKG_VERSION"))
+        .with("backend", "phalanx")
+        .with("model", model_tree(model))
+        .with("model_def_script", Node::from_json(&script(&model.options)))
+        .with(VARIABLES, variables)
+        .into()
+}
+
+/// Notes when the model was written.
+pub fn stamp(tree: &mut Node, time: jiff::Timestamp) {
+    let Node::Map(map) = tree else { panic!("a model tree is a map") };
+    map.push("time".to_string(), time.strftime("%Y-%m-%d %H:%M:%S%.6f+00:00").to_string().into());
+}
+
+fn model_tree(model: &DpModel) -> Map {
+    let n_types = model.n_types();
+    let DescriptorOptions::SeE2A(descriptor) = &model.options.descriptor;
+    let per_type = |values: &[f64]| numbers(Precision::Float64, vec![1, n_types, 1], values);
+    let variables = Map::new()
+        .with("out_bias", per_type(&model.stats.bias))
+        .with("out_std", per_type(&model.stats.out_std));
+    Map::new()
+        .with("type_map", model.options.type_map.clone())
+        .with("atom_exclude_types", Node::List(vec![]))
+        .with("pair_exclude_types", Node::List(vec![]))
+        .with("rcond", model.options.fitting.rcond)
+        .with("preset_out_bias", Node::Null)
+        .with(VARIABLES, variables)
+        .with("@class", "Model")
+        .with("@version", version::MODEL)
+        .with("type", "standard")
+        .with("descriptor", descriptor_tree(model, descriptor))
+        .with("fitting", fitting_tree(model, descriptor))
+}
+
+fn descriptor_tree(model: &DpModel, options: &SeE2AOptions) -> Map {
+    let slots: usize = options.fixed_sel().iter().sum();
+    let shape = vec![model.n_types(), slots, 4];
+    let over_slots = |rows: &[[f64; 4]]| -> Vec<f64> {
+        rows.iter().flat_map(|row| row.iter().copied().cycle().take(4 * slots)).collect()
+    };
+    let excluded = options.exclude_types.iter().map(|&(a, b)| Node::from(vec![a, b])).collect();
+    let env_mat = Map::new()
+        .with("rcut", options.rcut)
+        .with("rcut_smth", options.rcut_smth)
+        .with("protection", options.env_protection)
+        .with("use_exp_switch", false);
+    let variables = Map::new()
+        .with("davg", numbers(options.precision, shape.clone(), &over_slots(&model.stats.davg)))
+        .with("dstd", numbers(options.precision, shape, &over_slots(&model.stats.dstd)));
+    Map::new()
+        .with("@class", "Descriptor")
+        .with("type", "se_e2_a")
+        .with("@version", version::DESCRIPTOR)
+        .with("rcut", options.rcut)
+        .with("rcut_smth", options.rcut_smth)
+        .with("sel", options.fixed_sel().to_vec())
+        .with("neuron", options.neuron.clone())
+        .with("axis_neuron", options.axis_neuron)
+        .with("resnet_dt", options.resnet_dt)
+        .with("set_davg_zero", options.set_davg_zero)
+        .with("activation_function", options.activation.name())
+        .with("precision", precision_name(options.precision))
+        .with("embeddings", embeddings_tree(model, options))
+        .with("env_mat", env_mat)
+        .with("exclude_types", Node::List(excluded))
+        .with("env_protection", options.env_protection)
+        .with(VARIABLES, variables)
+        .with("type_map", model.options.type_map.clone())
+        .with("trainable", options.trainable)
+        .with("type_one_side", options.type_one_side)
+        .with("spin", Node::Null)
+}
+
+fn embeddings_tree(model: &DpModel, options: &SeE2AOptions) -> Map {
+    let net = |net: &Net| {
+        Map::new()
+            .with("@class", "EmbeddingNetwork")
+            .with("@version", version::EMBEDDING_NET)
+            .with("in_dim", 1usize)
+            .with("neuron", options.neuron.clone())
+            .with("activation_function", options.activation.name())
+            .with("resnet_dt", options.resnet_dt)
+            .with("bias", true)
+            .with("precision", precision_name(options.precision))
+            .with("layers", layers_tree(net, options.precision, |_| options.trainable))
+    };
+    assert_eq!(
+        model.descriptor_nets.len(),
+        options.n_nets(model.n_types()),
+        "one embedding net for each type or pair"
+    );
+    let ndim = if options.type_one_side { 1usize } else { 2 };
+    collection("embedding_network", ndim, model.n_types(), model.descriptor_nets.iter().map(net).collect())
+}
+
+fn fitting_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
+    let options = &model.options.fitting;
+    let stats = &model.stats;
+    let parameters = |values: &[f64]| match values.len() {
+        0 => Node::Null,
+        n => numbers(options.precision, vec![n], values),
+    };
+    let n_types = model.n_types();
+    let variables = Map::new()
+        .with("bias_atom_e", numbers(Precision::Float64, vec![n_types, 1], &vec![0.0; n_types]))
+        .with("case_embd", Node::Null)
+        .with("fparam_avg", parameters(&stats.fparam_avg))
+        .with("fparam_inv_std", parameters(&stats.fparam_inv_std))
+        .with("aparam_avg", parameters(&stats.aparam_avg))
+        .with("aparam_inv_std", parameters(&stats.aparam_inv_std));
+    Map::new()
+        .with("@class", "Fitting")
+        .with("@version", version::FITTING)
+        .with("var_name", "energy")
+        .with("ntypes", n_types)
+        .with("dim_descrpt", descriptor.descriptor_len())
+        .with("neuron", options.neuron.clone())
+        .with("resnet_dt", options.resnet_dt)
+        .with("numb_fparam", options.numb_fparam)
+        .with("numb_aparam", options.numb_aparam)
+        .with("dim_case_embd", 0usize)
+        .with("default_fparam", Node::Null)
+        .with("activation_function", options.activation.name())
+        .with("precision", precision_name(options.precision))
+        .with("mixed_types", false)
+        .with("nets", fitting_nets_tree(model, descriptor))
+        .with("rcond", options.rcond)
+        .with("exclude_types", Node::List(vec![]))
+        .with(VARIABLES, variables)
+        .with("type_map", model.options.type_map.clone())
+        .with("tot_ener_zero", false)
+        .with("trainable", options.trainable.clone())
+        .with("layer_name", Node::Null)
+        .with("use_aparam_as_mask", false)
+        .with("spin", Node::Null)
+        .with("type", "ener")
+        .with("dim_out", 1usize)
+        .with("atom_ener", options.atom_ener.clone())
+}
+
+fn fitting_nets_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
+    let options = &model.options.fitting;
+    let net = |net: &Net| {
+        assert_eq!(
+            net.layers.len(),
+            options.trainable.len(),
+            "one flag of trainable for each layer of a fitting net"
+        );
+        Map::new()
+            .with("@class", "FittingNetwork")
+            .with("@version", version::FITTING_NET)
+            .with("in_dim", descriptor.descriptor_len() + options.numb_fparam + options.numb_aparam)
+            .with("out_dim", 1usize)
+            .with("neuron", options.neuron.clone())
+            .with("activation_function", options.activation.name())
+            .with("resnet_dt", options.resnet_dt)
+            .with("precision", precision_name(options.precision))
+            .with("bias_out", net.layers.last().is_none_or(|layer| !layer.b.is_empty()))
+            .with("layers", layers_tree(net, options.precision, |i| options.trainable[i]))
+    };
+    assert_eq!(model.fitting_nets.len(), model.n_types(), "one fitting net for each type");
+    collection("fitting_network", 1, model.n_types(), model.fitting_nets.iter().map(net).collect())
+}
+
+fn collection(kind: &str, ndim: usize, n_types: usize, networks: Vec<Map>) -> Map {
+    Map::new()
+        .with("@class", "NetworkCollection")
+        .with("@version", version::COLLECTION)
+        .with("ndim", ndim)
+        .with("ntypes", n_types)
+        .with("network_type", kind)
+        .with("networks", networks)
+}
+
+fn layers_tree(net: &Net, precision: Precision, trainable: impl Fn(usize) -> bool) -> Node {
+    let layer = |(i, layer): (usize, &Layer)| {
+        let row = |values: &[f64]| numbers(precision, vec![layer.n_out], values);
+        let variables = Map::new()
+            .with("w", numbers(precision, vec![layer.n_in, layer.n_out], &layer.w))
+            .with("b", if layer.b.is_empty() { Node::Null } else { row(&layer.b) })
+            .with("idt", layer.idt.as_deref().map(row));
+        Map::new()
+            .with("@class", "Layer")
+            .with("@version", version::LAYER)
+            .with("bias", !layer.b.is_empty())
+            .with("use_timestep", layer.idt.is_some())
+            .with("activation_function", layer.activation.name())
+            .with("resnet", layer.resnet)
+            .with("precision", precision_name(precision))
+            .with("trainable", trainable(i))
+            .with(VARIABLES, variables)
+            .into()
+    };
+    Node::List(net.layers.iter().enumerate().map(layer).collect())
+}
+
+fn numbers(precision: Precision, shape: Vec<usize>, values: &[f64]) -> Node {
+    let data = match precision {
+        Precision::Float32 => ArrayData::F32(values.iter().map(|&v| v as f32).collect()),
+        Precision::Float64 => ArrayData::F64(values.to_vec()),
+    };
+    Array::new(shape, data).into()
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Float32 => "float32",
+        Precision::Float64 => "float64",
+    }
+}
+
+/// The `model` section as DeePMD-kit wants it beside a model: with numbers for `sel`.
+fn script(options: &ModelOptions) -> serde_json::Value {
+    let DescriptorOptions::SeE2A(descriptor) = &options.descriptor;
+    if !options.script.is_object() {
+        return script_from_options(options, descriptor, &options.fitting);
+    }
+    let mut script = options.script.clone();
+    if let Some(section) = script.get_mut("descriptor").and_then(|section| section.as_object_mut()) {
+        section.insert("sel".to_string(), json!(descriptor.fixed_sel()));
+    }
+    script
+}
+
+fn script_from_options(
+    options: &ModelOptions,
+    descriptor: &SeE2AOptions,
+    fitting: &FittingOptions,
+) -> serde_json::Value {
+    json!({
+        "type_map": options.type_map,
+        "descriptor": {
+            "type": "se_e2_a",
+            "sel": descriptor.fixed_sel(),
+            "rcut": descriptor.rcut,
+            "rcut_smth": descriptor.rcut_smth,
+            "neuron": descriptor.neuron,
+            "axis_neuron": descriptor.axis_neuron,
+            "activation_function": descriptor.activation.name(),
+            "resnet_dt": descriptor.resnet_dt,
+            "type_one_side": descriptor.type_one_side,
+            "precision": precision_name(descriptor.precision),
+            "trainable": descriptor.trainable,
+            "seed": descriptor.seed,
+            "exclude_types": descriptor.exclude_types,
+            "set_davg_zero": descriptor.set_davg_zero,
+            "env_protection": descriptor.env_protection,
+        },
+        "fitting_net": {
+            "type": "ener",
+            "neuron": fitting.neuron,
+            "activation_function": fitting.activation.name(),
+            "resnet_dt": fitting.resnet_dt,
+            "precision": precision_name(fitting.precision),
+            "trainable": fitting.trainable,
+            "seed": fitting.seed,
+            "numb_fparam": fitting.numb_fparam,
+            "numb_aparam": fitting.numb_aparam,
+            "rcond": fitting.rcond,
+            "atom_ener": fitting.atom_ener,
+        },
+        "data_stat_nbatch": options.data_stat_nbatch,
+        "data_stat_protect": options.data_stat_protect,
+    })
+}
