@@ -212,9 +212,12 @@ fn by_list(probs: &[f64], batches: &[u64]) -> Result<Vec<f64>> {
     if probs.len() != batches.len() {
         return Err(wrong_sum(err!("{} numbers found, {} systems", probs.len(), batches.len())));
     }
+    if let Some(p) = probs.iter().find(|p| !p.is_finite()) {
+        return Err(wrong_sum(err!("found {p}, wanted numbers")));
+    }
     let given: f64 = probs.iter().filter(|&&p| p >= 0.0).sum();
     let rest = 1.0 - given;
-    if !given.is_finite() || rest < -SLACK {
+    if rest < -SLACK {
         return Err(wrong_sum(err!("the numbers add up to {given}, wanted at most 1")));
     }
     let open: u64 = probs.iter().zip(batches).filter(|(p, _)| **p < 0.0).map(|(_, &n)| n).sum();

@@ -12,6 +12,8 @@ pub mod dataset; // all systems with their batch sizes and weights
 #[cfg(test)]
 pub(crate) mod testing; // tiny systems on disk
 #[cfg(test)]
+mod dataset_tests;
+#[cfg(test)]
 mod system_tests;
 
 pub use dataset::Dataset;

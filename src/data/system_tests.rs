@@ -56,7 +56,8 @@ fn every_float_type_byte_order_and_memory_order_reads_the_same() {
     let coord = ramp(3, 9, 0.0);
     let single: Vec<f32> = coord.iter().map(|&x| x as f32).collect();
     // Column-major: all frames of column 0 first.
-    let columns: Vec<f64> = (0..9).flat_map(|c| (0..3).map(move |f| (f, c))).map(|(f, c)| coord[f * 9 + c]).collect();
+    let columns: Vec<f64> =
+        (0..9).flat_map(|c| (0..3).map(move |f| (f, c))).map(|(f, c)| coord[f * 9 + c]).collect();
     // [3 frames, 3 atoms, 3]: the last index is slowest.
     let cube: Vec<f64> =
         (0..27).map(|i| (i % 3, i / 3 % 3, i / 9)).map(|(f, a, d)| coord[f * 9 + a * 3 + d]).collect();
@@ -72,7 +73,11 @@ fn every_float_type_byte_order_and_memory_order_reads_the_same() {
     same();
     files.typed("set.000/coord.npy", &[3, 3, 3], &cube, "<f8", Order::Fortran);
     same();
-    files.npy("set.000/coord.npy", &[3, 3, 3], &coord).npy("set.000/energy.npy", &[3, 1], &ramp(3, 1, -100.0));
+    files.npy("set.000/coord.npy", &[3, 3, 3], &coord).npy(
+        "set.000/energy.npy",
+        &[3, 1],
+        &ramp(3, 1, -100.0),
+    );
     same();
     check(&files).unwrap();
 }
@@ -135,7 +140,9 @@ fn parameters_weights_and_atomic_energies_are_read() {
     let frame = open(&wants).unwrap().read_frame(0).unwrap();
     assert_eq!(frame.labels.atom_pref.unwrap(), ramp(1, 9, 0.0));
     wants.numb_fparam = 3;
-    assert!(message(open(&wants), &files).contains("fparam.npy: shape [2, 2]: 2 numbers for each frame found, 3"));
+    assert!(
+        message(open(&wants), &files).contains("fparam.npy: shape [2, 2]: 2 numbers for each frame found, 3")
+    );
     files.remove("set.000/fparam.npy");
     assert!(message(open(&wants), &files).contains("set.000/fparam.npy: not found"));
     wants.numb_fparam = 0;
@@ -224,7 +231,11 @@ fn missing_files_are_named() {
 #[test]
 fn wrong_shapes_are_refused() {
     let cases: [(&str, &[usize], &str); 6] = [
-        ("coord", &[2, 6], "coord.npy: shape [2, 6]: 6 numbers for each frame found, 9 wanted for the 3 atoms"),
+        (
+            "coord",
+            &[2, 6],
+            "coord.npy: shape [2, 6]: 6 numbers for each frame found, 9 wanted for the 3 atoms",
+        ),
         ("box", &[2, 3], "box.npy: shape [2, 3]: 3 numbers for each frame found, 9 wanted"),
         ("energy", &[3], "energy.npy: shape [3]: 3 frames, but coord holds 2"),
         ("energy", &[2, 3], "energy.npy: shape [2, 3]: 3 numbers for each frame found, 1 wanted"),
@@ -247,7 +258,8 @@ fn elements_that_are_not_floats_are_refused() {
     let files = TestSystem::water(2);
     files.typed("set.000/coord.npy", &[2, 9], &[1i64; 18], "<i8", Order::C);
     refused(&files, "set.000/coord.npy: found whole numbers, wanted float64 or float32");
-    let header = b"\x93NUMPY\x01\x00\x46\x00{'descr': '<U3', 'fortran_order': False, 'shape': (2, 9), }          \n";
+    let header =
+        b"\x93NUMPY\x01\x00\x46\x00{'descr': '<U3', 'fortran_order': False, 'shape': (2, 9), }          \n";
     std::fs::write(files.file("set.000/coord.npy"), [&header[..], &[0; 216]].concat()).unwrap();
     refused(&files, "set.000/coord.npy: found elements of type <U3, wanted numbers");
 }

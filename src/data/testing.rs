@@ -28,7 +28,8 @@ impl TestSystem {
     }
 
     pub fn set(&self, set: &str, frames: usize, first: f64) -> &Self {
-        let cells: Vec<f64> = (0..frames).flat_map(|_| [9.0, 0.0, 0.0, 1.0, 9.0, 0.0, 0.0, 0.0, 9.0]).collect();
+        let cells: Vec<f64> =
+            (0..frames).flat_map(|_| [9.0, 0.0, 0.0, 1.0, 9.0, 0.0, 0.0, 0.0, 9.0]).collect();
         self.npy(&format!("{set}/coord.npy"), &[frames, 9], &ramp(frames, 9, first));
         self.npy(&format!("{set}/box.npy"), &[frames, 9], &cells);
         self.npy(&format!("{set}/energy.npy"), &[frames], &ramp(frames, 1, first - 100.0));

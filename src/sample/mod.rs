@@ -8,3 +8,6 @@ pub mod queue; // loader threads that read and prepare ahead of the step
 pub use cache::{CacheStats, Prepared};
 pub use draw::{Draw, Pool, Purpose, Sampler};
 pub use queue::{Batch, FrameId, Loaded, Queue, QueueOptions};
+
+#[cfg(test)]
+mod queue_tests;
