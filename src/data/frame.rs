@@ -37,4 +37,12 @@ impl Frame {
     pub fn n_atoms(&self) -> usize {
         self.types.len()
     }
+
+    /// Memory that its arrays hold.
+    pub fn bytes(&self) -> usize {
+        let labels = &self.labels;
+        let optional = [&labels.force, &labels.atom_energy, &labels.atom_pref];
+        let labels: usize = optional.into_iter().flatten().map(Vec::len).sum();
+        8 * (self.coord.len() + self.fparam.len() + self.aparam.len() + labels) + 4 * self.types.len()
+    }
 }

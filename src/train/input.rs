@@ -1,5 +1,6 @@
 //! The whole input file, as meant.
 
+use crate::data::options::DataOptions;
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::options::ModelOptions;
 use crate::optim::options::{LearningRateOptions, OptimizerOptions};
@@ -51,43 +52,4 @@ pub enum Length {
     Steps(u64),
     /// Times the (weighted) size of the training set.
     Epochs(f64),
-}
-
-/// `training_data` or `validation_data`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DataOptions {
-    /// As written, before patterns and parent folders are expanded. Relative to the folder that `dp` was started in.
-    pub systems: Vec<String>,
-    /// True where `systems` was one string: a system, or a folder that is searched for systems.
-    pub search: bool,
-    /// With `search`: only systems below the folder whose path matches one of these patterns.
-    pub patterns: Option<Vec<String>>,
-    pub batch_size: BatchSize,
-    pub weights: SystemWeights,
-}
-
-/// Frames for each draw.
-#[derive(Debug, Clone, PartialEq)]
-pub enum BatchSize {
-    Fixed(usize),
-    /// One number for each system.
-    List(Vec<usize>),
-    /// Smallest number of frames with at least this many atoms.
-    Auto(usize),
-    /// Largest number of frames with at most this many atoms, at least one.
-    Max(usize),
-    /// As `Max`, and systems with more atoms than this are left out.
-    Filter(usize),
-}
-
-/// How likely each system is drawn.
-#[derive(Debug, Clone, PartialEq)]
-pub enum SystemWeights {
-    Uniform,
-    /// By the number of batches of the system.
-    BySize,
-    /// `prob_sys_size; begin:end:weight; ...`: blocks with given weights, by size within a block.
-    Blocks(Vec<(usize, usize, f64)>),
-    /// `sys_probs`: one weight for each system.
-    Explicit(Vec<f64>),
 }

@@ -1,0 +1,135 @@
+//! The arrays that a system may hold: one table.
+
+/// Which arrays the model and the loss need. What is not wanted is never read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wants {
+    pub energy: bool,
+    pub force: bool,
+    pub virial: bool,
+    pub atom_energy: bool,
+    pub atom_pref: bool,
+    /// Length of `fparam`; 0 means that the model has none.
+    pub numb_fparam: usize,
+    /// Length of `aparam` for each atom; 0 means that the model has none.
+    pub numb_aparam: usize,
+}
+
+impl Wants {
+    /// Coordinates, cells and every label that an energy model can be compared with.
+    pub fn all_labels() -> Self {
+        Wants { energy: true, force: true, virial: true, atom_energy: true, ..Wants::default() }
+    }
+}
+
+/// One array of a set, named after its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Field {
+    Coord,
+    Cell,
+    Energy,
+    Force,
+    Virial,
+    AtomEnergy,
+    AtomPref,
+    Fparam,
+    Aparam,
+    RealAtomTypes,
+}
+
+/// Every field, in the order in which files are checked.
+pub const FIELDS: [Field; 10] = [
+    Field::Coord,
+    Field::Cell,
+    Field::RealAtomTypes,
+    Field::Energy,
+    Field::Force,
+    Field::Virial,
+    Field::AtomEnergy,
+    Field::AtomPref,
+    Field::Fparam,
+    Field::Aparam,
+];
+
+/// Whether a field is read, and whether a system may do without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Never read.
+    No,
+    /// Read where it is there.
+    Optional,
+    /// An error where it is missing.
+    Must,
+}
+
+impl Field {
+    /// File names without the ending; the first is the usual one.
+    pub fn names(self) -> &'static [&'static str] {
+        match self {
+            Field::Coord => &["coord"],
+            Field::Cell => &["box"],
+            Field::Energy => &["energy"],
+            Field::Force => &["force"],
+            Field::Virial => &["virial"],
+            Field::AtomEnergy => &["atom_ener", "atomic_ener"],
+            Field::AtomPref => &["atom_pref", "atomic_pref"],
+            Field::Fparam => &["fparam"],
+            Field::Aparam => &["aparam"],
+            Field::RealAtomTypes => &["real_atom_types"],
+        }
+    }
+
+    /// Numbers for each frame. `atom_pref` may also hold three for each atom, see [`Field::widths`].
+    pub fn width(self, n_atoms: usize, wants: &Wants) -> usize {
+        match self {
+            Field::Coord | Field::Force => 3 * n_atoms,
+            Field::Cell | Field::Virial => 9,
+            Field::Energy => 1,
+            Field::AtomEnergy | Field::AtomPref | Field::RealAtomTypes => n_atoms,
+            Field::Fparam => wants.numb_fparam,
+            Field::Aparam => wants.numb_aparam * n_atoms,
+        }
+    }
+
+    /// All widths that are understood: weights may be given for each atom or for each force component.
+    pub fn widths(self, n_atoms: usize, wants: &Wants) -> Vec<usize> {
+        let width = self.width(n_atoms, wants);
+        if self == Field::AtomPref { vec![width, 3 * width] } else { vec![width] }
+    }
+
+    /// Whether this field is read. Labels may be missing: the loss then leaves their term out.
+    pub fn need(self, wants: &Wants, pbc: bool, mixed: bool) -> Need {
+        let optional = |wanted: bool| if wanted { Need::Optional } else { Need::No };
+        let must = |wanted: bool| if wanted { Need::Must } else { Need::No };
+        match self {
+            Field::Coord => Need::Must,
+            Field::Cell => must(pbc),
+            Field::RealAtomTypes => must(mixed),
+            Field::Energy => optional(wants.energy),
+            Field::Force => optional(wants.force),
+            Field::Virial => optional(wants.virial),
+            Field::AtomEnergy => optional(wants.atom_energy),
+            Field::AtomPref => optional(wants.atom_pref),
+            Field::Fparam => must(wants.numb_fparam > 0),
+            Field::Aparam => must(wants.numb_aparam > 0),
+        }
+    }
+
+    /// Whether whole numbers are accepted. Weights and parameters are often stored as such; a quantity with a
+    /// unit that is stored as whole numbers was truncated, or is another file.
+    pub fn takes_integers(self) -> bool {
+        matches!(self, Field::RealAtomTypes | Field::AtomPref | Field::Fparam | Field::Aparam)
+    }
+
+    /// The shape in words, for messages.
+    pub fn shape_in_words(self) -> &'static str {
+        match self {
+            Field::Coord | Field::Force => "[frames, 3 x atoms]",
+            Field::Cell | Field::Virial => "[frames, 9]",
+            Field::Energy => "[frames] or [frames, 1]",
+            Field::AtomEnergy | Field::RealAtomTypes => "[frames, atoms]",
+            Field::AtomPref => "[frames, atoms] or [frames, 3 x atoms]",
+            Field::Fparam => "[frames, numb_fparam]",
+            Field::Aparam => "[frames, atoms x numb_aparam]",
+        }
+    }
+}

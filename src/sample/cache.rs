@@ -1,0 +1,187 @@
+//! Prepared frames within a budget of bytes; the least recently used go first.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// What the engine makes of a frame before the step: geometry that does not change while training.
+pub trait Prepared: Send + Sync + 'static {
+    /// Memory that it holds, the heap included.
+    fn bytes(&self) -> usize;
+}
+
+/// How the cache did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    pub hits: u64,
+    pub misses: u64,
+    pub evictions: u64,
+    /// Held now.
+    pub bytes: usize,
+}
+
+const NONE: usize = usize::MAX;
+
+struct Node<K, V> {
+    key: K,
+    value: V,
+    bytes: usize,
+    newer: usize,
+    older: usize,
+}
+
+/// A map that forgets what was not used for longest. All operations take constant time.
+pub struct Lru<K, V> {
+    budget_bytes: usize,
+    index: HashMap<K, usize>,
+    /// A doubly linked list through a vector; free nodes are filled again.
+    nodes: Vec<Option<Node<K, V>>>,
+    free: Vec<usize>,
+    newest: usize,
+    oldest: usize,
+    stats: CacheStats,
+}
+
+impl<K: Hash + Eq + Clone, V: Clone> Lru<K, V> {
+    pub fn new(budget_bytes: usize) -> Self {
+        Lru {
+            budget_bytes,
+            index: HashMap::new(),
+            nodes: Vec::new(),
+            free: Vec::new(),
+            newest: NONE,
+            oldest: NONE,
+            stats: CacheStats::default(),
+        }
+    }
+
+    /// The value, which is now the most recently used.
+    pub fn get(&mut self, key: &K) -> Option<V> {
+        let Some(&at) = self.index.get(key) else {
+            self.stats.misses += 1;
+            return None;
+        };
+        self.stats.hits += 1;
+        self.unlink(at);
+        self.link_newest(at);
+        Some(self.node(at).value.clone())
+    }
+
+    /// Keeps a value, dropping others until the budget holds. A value above the whole budget is not kept.
+    pub fn insert(&mut self, key: K, value: V, bytes: usize) {
+        if bytes > self.budget_bytes || self.index.contains_key(&key) {
+            return;
+        }
+        while self.stats.bytes + bytes > self.budget_bytes {
+            self.evict_oldest();
+        }
+        let node = Some(Node { key: key.clone(), value, bytes, newer: NONE, older: NONE });
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.nodes[at] = node;
+                at
+            }
+            None => {
+                self.nodes.push(node);
+                self.nodes.len() - 1
+            }
+        };
+        self.index.insert(key, at);
+        self.stats.bytes += bytes;
+        self.link_newest(at);
+    }
+
+    pub fn stats(&self) -> CacheStats {
+        self.stats
+    }
+
+    fn node(&mut self, at: usize) -> &mut Node<K, V> {
+        self.nodes[at].as_mut().expect("linked nodes are filled")
+    }
+
+    fn evict_oldest(&mut self) {
+        let at = self.oldest;
+        assert!(at != NONE, "bytes are held, so a node is linked");
+        self.unlink(at);
+        let node = self.nodes[at].take().expect("linked nodes are filled");
+        self.index.remove(&node.key);
+        self.free.push(at);
+        self.stats.bytes -= node.bytes;
+        self.stats.evictions += 1;
+    }
+
+    fn unlink(&mut self, at: usize) {
+        let (newer, older) = (self.node(at).newer, self.node(at).older);
+        if newer == NONE {
+            self.newest = older
+        } else {
+            self.node(newer).older = older
+        }
+        if older == NONE { self.oldest = newer } else { self.node(older).newer = newer }
+    }
+
+    fn link_newest(&mut self, at: usize) {
+        let next = self.newest;
+        self.node(at).newer = NONE;
+        self.node(at).older = next;
+        if next == NONE {
+            self.oldest = at
+        } else {
+            self.node(next).newer = at
+        }
+        self.newest = at;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let mut lru = Lru::new(30);
+        for key in 0..3 {
+            lru.insert(key, key * 10, 10);
+        }
+        assert_eq!(lru.get(&0), Some(0));
+        lru.insert(3, 30, 10);
+        assert_eq!(lru.get(&1), None);
+        assert_eq!((lru.get(&0), lru.get(&2), lru.get(&3)), (Some(0), Some(20), Some(30)));
+        assert_eq!(lru.stats(), CacheStats { hits: 4, misses: 1, evictions: 1, bytes: 30 });
+    }
+
+    #[test]
+    fn a_value_above_the_budget_is_not_kept() {
+        let mut lru = Lru::new(5);
+        lru.insert(1, 1, 6);
+        assert_eq!((lru.get(&1), lru.stats().bytes), (None, 0));
+        lru.insert(2, 2, 5);
+        lru.insert(3, 3, 1);
+        assert_eq!((lru.get(&2), lru.get(&3), lru.stats().bytes), (None, Some(3), 1));
+    }
+
+    #[test]
+    fn it_agrees_with_a_plain_list_over_many_operations() {
+        let (mut lru, mut list) = (Lru::new(100), Vec::<(u64, usize)>::new());
+        let mut x = 1u64;
+        for _ in 0..20_000 {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (key, bytes) = ((x >> 40) % 40, (x >> 50) as usize % 30 + 1);
+            let known = list.iter().position(|entry| entry.0 == key);
+            assert_eq!(lru.get(&key).is_some(), known.is_some());
+            match known {
+                Some(at) => {
+                    let entry = list.remove(at);
+                    list.push(entry);
+                }
+                None => {
+                    lru.insert(key, (), bytes);
+                    while list.iter().map(|entry| entry.1).sum::<usize>() + bytes > 100 {
+                        list.remove(0);
+                    }
+                    list.push((key, bytes));
+                }
+            }
+            assert_eq!(lru.stats().bytes, list.iter().map(|entry| entry.1).sum::<usize>());
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Which system and which of its frames: draw d is a function of the seed and d alone.
+//!
+//! A draw picks a system by its weight, then takes the next batch of that system's current epoch. The number of
+//! earlier draws of the system is all the state there is, and it follows from the draws before. So every rank steps
+//! through all draws (a few nanoseconds each) and works on its own; a restart steps to where it was.
+
+use super::permute::{self, Permutation};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::sync::Arc;
+
+/// What the draws are for. Each purpose has a sequence of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Training = 1,
+    Validation = 2,
+}
+
+/// One batch to work on: frames of one system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Draw {
+    /// Number of this draw, counted from 0 over all ranks.
+    pub number: u64,
+    pub system: usize,
+    /// Frames of that system; `batch_size` of them, fewer at the end of an epoch.
+    pub frames: Vec<usize>,
+}
+
+/// What is drawn from: sizes and weights of the systems.
+#[derive(Debug)]
+pub struct Pool {
+    n_frames: Vec<usize>,
+    batch_sizes: Vec<usize>,
+    table: AliasTable,
+}
+
+impl Pool {
+    /// - n_frames, batch_sizes, weights  `[n_systems]`; weights need not add up to 1
+    pub fn new(n_frames: Vec<usize>, batch_sizes: Vec<usize>, weights: &[f64]) -> Pool {
+        assert!(!n_frames.is_empty(), "there must be a system to draw from");
+        assert!(
+            n_frames.len() == batch_sizes.len() && n_frames.len() == weights.len(),
+            "one of each for a system"
+        );
+        assert!(n_frames.iter().all(|&n| n > 0), "every system holds a frame");
+        assert!(batch_sizes.iter().all(|&n| n > 0), "every batch holds a frame");
+        Pool { table: AliasTable::new(weights), n_frames, batch_sizes }
+    }
+
+    fn n_batches(&self, system: usize) -> u64 {
+        self.n_frames[system].div_ceil(self.batch_sizes[system]) as u64
+    }
+}
+
+/// Steps through the draws.
+#[derive(Clone)]
+pub struct Sampler {
+    pool: Arc<Pool>,
+    /// Gives the choice of system: two words for each draw.
+    choices: ChaCha8Rng,
+    /// Gives the order of an epoch: stream = system, place = epoch.
+    orders: ChaCha8Rng,
+    next: u64,
+    /// `[n_systems]` earlier draws of each system.
+    drawn: Vec<u64>,
+}
+
+impl Sampler {
+    /// Stands at draw 0.
+    pub fn new(pool: Arc<Pool>, seed: u64, purpose: Purpose) -> Sampler {
+        let drawn = vec![0; pool.n_frames.len()];
+        Sampler {
+            choices: generator(seed, purpose, 1),
+            orders: generator(seed, purpose, 2),
+            pool,
+            next: 0,
+            drawn,
+        }
+    }
+
+    /// Stands at draw `number`, as if all draws before had been taken.
+    pub fn at(pool: Arc<Pool>, seed: u64, purpose: Purpose, number: u64) -> Sampler {
+        let mut sampler = Self::new(pool, seed, purpose);
+        sampler.skip(number);
+        sampler
+    }
+
+    /// Number of the next draw.
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// Steps over draws without working out their frames: a few nanoseconds each.
+    pub fn skip(&mut self, count: u64) {
+        for _ in 0..count {
+            let system = self.pool.table.pick(self.choices.next_u64());
+            self.drawn[system] += 1;
+        }
+        self.next += count;
+    }
+
+    /// The next draw.
+    pub fn draw(&mut self) -> Draw {
+        let system = self.pool.table.pick(self.choices.next_u64());
+        let earlier = self.drawn[system];
+        let number = self.next;
+        self.drawn[system] += 1;
+        self.next += 1;
+        Draw { number, system, frames: self.frames(system, earlier) }
+    }
+
+    /// The frames of the `n`-th draw of a system.
+    fn frames(&mut self, system: usize, n: u64) -> Vec<usize> {
+        let n_batches = self.pool.n_batches(system);
+        let (epoch, batch) = (n / n_batches, (n % n_batches) as usize);
+        let (n_frames, size) = (self.pool.n_frames[system], self.pool.batch_sizes[system]);
+        self.orders.set_stream(system as u64);
+        self.orders.set_word_pos(u128::from(epoch) * permute::WORDS);
+        let order = Permutation::new(&mut self.orders, n_frames);
+        let first = batch * size;
+        (first..n_frames.min(first.saturating_add(size))).map(|position| order.frame(position)).collect()
+    }
+}
+
+/// A counter-based generator for one use: no two uses share numbers.
+fn generator(seed: u64, purpose: Purpose, role: u64) -> ChaCha8Rng {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    key[8..16].copy_from_slice(&(purpose as u64).to_le_bytes());
+    key[16..24].copy_from_slice(&role.to_le_bytes());
+    ChaCha8Rng::from_seed(key)
+}
+
+/// Picks an index by weight in constant time (Walker's alias method, built as Vose does).
+#[derive(Debug)]
+struct AliasTable {
+    /// For each slot: below this the slot itself, from it on the alias.
+    slots: Vec<(u64, u32)>,
+}
+
+impl AliasTable {
+    fn new(weights: &[f64]) -> AliasTable {
+        let n = weights.len();
+        let sum: f64 = weights.iter().sum();
+        assert!(
+            sum > 0.0 && sum.is_finite() && weights.iter().all(|&w| w >= 0.0),
+            "weights of systems: {sum}"
+        );
+        let mut share: Vec<f64> = weights.iter().map(|w| w / sum * n as f64).collect();
+        let mut slots: Vec<(u64, u32)> = (0..n).map(|i| (u64::MAX, i as u32)).collect();
+        let (mut small, mut large): (Vec<usize>, Vec<usize>) = (0..n).partition(|&i| share[i] < 1.0);
+        while let (Some(&little), Some(&much)) = (small.last(), large.last()) {
+            small.pop();
+            slots[little] = ((share[little] * 2f64.powi(64)) as u64, much as u32);
+            share[much] -= 1.0 - share[little];
+            if share[much] < 1.0 {
+                large.pop();
+                small.push(much);
+            }
+        }
+        // Rounding may leave a slot without a partner. It keeps itself, unless its weight is zero.
+        if let Some(heaviest) = (0..n).max_by(|&a, &b| weights[a].total_cmp(&weights[b])) {
+            for i in small.into_iter().filter(|&i| weights[i] == 0.0) {
+                slots[i] = (0, heaviest as u32);
+            }
+        }
+        AliasTable { slots }
+    }
+
+    /// `random` is uniform over 64 bits: its high part chooses the slot, what remains chooses within it.
+    fn pick(&self, random: u64) -> usize {
+        let product = u128::from(random) * self.slots.len() as u128;
+        let (slot, within) = ((product >> 64) as usize, product as u64);
+        let (threshold, alias) = self.slots[slot];
+        if within < threshold { slot } else { alias as usize }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(systems: &[(usize, usize, f64)]) -> Arc<Pool> {
+        let weights: Vec<f64> = systems.iter().map(|s| s.2).collect();
+        let pick = |f: fn(&(usize, usize, f64)) -> usize| systems.iter().map(f).collect();
+        Arc::new(Pool::new(pick(|s| s.0), pick(|s| s.1), &weights))
+    }
+
+    fn three() -> Arc<Pool> {
+        pool(&[(5, 2, 3.0), (1, 4, 1.0), (700, 3, 6.0)])
+    }
+
+    fn take(sampler: &mut Sampler, n: usize) -> Vec<Draw> {
+        (0..n).map(|_| sampler.draw()).collect()
+    }
+
+    #[test]
+    fn n_ranks_consume_exactly_the_draws_of_one() {
+        let steps = 60;
+        for size in 1..=8 {
+            let one = take(&mut Sampler::new(three(), 7, Purpose::Training), steps * size);
+            let mut all = Vec::new();
+            for rank in 0..size {
+                let mut sampler = Sampler::at(three(), 7, Purpose::Training, rank as u64);
+                for _ in 0..steps {
+                    all.push(sampler.draw());
+                    sampler.skip(size as u64 - 1);
+                }
+            }
+            all.sort_by_key(|draw| draw.number);
+            assert_eq!(all, one, "{size} ranks");
+        }
+    }
+
+    #[test]
+    fn every_frame_comes_once_in_each_epoch_of_its_system() {
+        let mut sampler = Sampler::new(three(), 1, Purpose::Training);
+        let mut seen: [Vec<usize>; 3] = Default::default();
+        for draw in take(&mut sampler, 5000) {
+            let longest = [2, 4, 3][draw.system];
+            assert!((1..=longest).contains(&draw.frames.len()));
+            seen[draw.system].extend(draw.frames);
+        }
+        for (frames, n) in seen.iter().zip([5, 1, 700]) {
+            assert!(frames.len() > 3 * n, "the test looks at several epochs");
+            for epoch in frames.chunks_exact(n) {
+                let mut epoch = epoch.to_vec();
+                epoch.sort_unstable();
+                assert!(epoch.into_iter().eq(0..n));
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_batch_of_an_epoch_is_short() {
+        let mut sampler = Sampler::new(pool(&[(7, 3, 1.0)]), 3, Purpose::Training);
+        let sizes: Vec<usize> = take(&mut sampler, 6).iter().map(|draw| draw.frames.len()).collect();
+        assert_eq!(sizes, [3, 3, 1, 3, 3, 1]);
+        let mut sampler = Sampler::new(pool(&[(2, usize::MAX, 1.0)]), 3, Purpose::Training);
+        assert_eq!(sampler.draw().frames.len(), 2);
+    }
+
+    #[test]
+    fn fewer_frames_than_ranks_still_gives_every_frame_once() {
+        let mut sampler = Sampler::new(pool(&[(3, 1, 1.0)]), 5, Purpose::Training);
+        for _ in 0..20 {
+            let mut epoch: Vec<usize> =
+                take(&mut sampler, 3).into_iter().flat_map(|draw| draw.frames).collect();
+            epoch.sort_unstable();
+            assert_eq!(epoch, [0, 1, 2]);
+        }
+    }
+
+    #[test]
+    fn fast_forward_equals_stepping() {
+        let mut stepped = Sampler::new(three(), 9, Purpose::Training);
+        for number in 0..500 {
+            let mut jumped = Sampler::at(three(), 9, Purpose::Training, number);
+            assert_eq!(jumped.position(), number);
+            assert_eq!(jumped.draw(), stepped.draw());
+        }
+    }
+
+    #[test]
+    fn seed_and_purpose_change_the_order() {
+        let first = |seed, purpose| take(&mut Sampler::new(three(), seed, purpose), 50);
+        assert_eq!(first(1, Purpose::Training), first(1, Purpose::Training));
+        assert_ne!(first(1, Purpose::Training), first(2, Purpose::Training));
+        assert_ne!(first(1, Purpose::Training), first(1, Purpose::Validation));
+    }
+
+    #[test]
+    fn epochs_differ_in_order() {
+        let mut sampler = Sampler::new(pool(&[(50, 50, 1.0), (50, 50, 1.0)]), 1, Purpose::Training);
+        let draws = take(&mut sampler, 40);
+        for (i, a) in draws.iter().enumerate() {
+            assert!(draws[..i].iter().all(|b| a.frames != b.frames), "two epochs have the same order");
+        }
+    }
+
+    #[test]
+    fn systems_are_drawn_by_weight_and_never_with_weight_zero() {
+        let weights = [0.0, 1.0, 0.25, 10.0, 0.0, 3.7, 1e-3, 0.0];
+        let systems: Vec<_> = weights.iter().map(|&w| (4, 1, w)).collect();
+        let mut sampler = Sampler::new(pool(&systems), 11, Purpose::Training);
+        let n = 1_000_000;
+        sampler.skip(n);
+        let sum: f64 = weights.iter().sum();
+        for (&found, weight) in sampler.drawn.iter().zip(weights) {
+            let want = weight / sum * n as f64;
+            assert!((found as f64 - want).abs() <= 5.0 * want.sqrt(), "{found} draws, wanted about {want}");
+        }
+    }
+
+    #[test]
+    #[ignore = "a measurement: cargo test --release -- --ignored --nocapture fast_forward_of"]
+    fn fast_forward_of_a_hundred_million_draws_takes_seconds() {
+        let systems: Vec<_> = (0..20_000).map(|i| (10 + i % 90, 1 + i % 3, 1.0 + i as f64)).collect();
+        let start = std::time::Instant::now();
+        let mut sampler = Sampler::at(pool(&systems), 1, Purpose::Training, 100_000_000);
+        let skip_s = start.elapsed().as_secs_f64();
+        let start = std::time::Instant::now();
+        let frames: usize = (0..1_000_000).map(|_| sampler.draw().frames.len()).sum();
+        let draw_ns = start.elapsed().as_secs_f64() * 1e3;
+        println!("1e8 draws skipped in {skip_s:.2} s; {draw_ns:.0} ns a draw ({frames} frames)");
+        assert!(skip_s < 20.0);
+    }
+}

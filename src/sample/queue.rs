@@ -1,0 +1,242 @@
+//! Loader threads that read and prepare batches ahead of the step.
+//!
+//! Threads take draws in order and work on them at the same time; batches come out in the order of the draws.
+//! At most `depth` batches are under way or waiting, so memory is bounded. Nothing spins: threads sleep until a
+//! place is free, the consumer sleeps until its batch is there.
+
+use super::cache::{CacheStats, Lru, Prepared};
+use super::draw::{Draw, Sampler};
+use crate::data::Frame;
+use crate::error::{Error, Result};
+use crate::{bail, err};
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// One frame of one system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FrameId {
+    pub system: usize,
+    pub frame: usize,
+}
+
+/// A frame, and what the engine made of it.
+#[derive(Debug)]
+pub struct Loaded<P> {
+    pub id: FrameId,
+    pub frame: Frame,
+    pub prepared: P,
+}
+
+/// What one rank works on in one step.
+#[derive(Debug)]
+pub struct Batch<P> {
+    /// Number of the draw, counted over all ranks.
+    pub draw: u64,
+    pub system: usize,
+    pub frames: Vec<Arc<Loaded<P>>>,
+}
+
+/// How the queue works.
+#[derive(Debug, Clone, Copy)]
+pub struct QueueOptions {
+    /// Loader threads, at least one.
+    pub threads: usize,
+    /// Batches that are under way or waiting at most, at least one.
+    pub depth: usize,
+    /// Bytes of prepared frames that are kept for their next epoch.
+    pub cache_bytes: usize,
+    /// This queue takes draws `start + rank + k * size`, where the sampler stands at `start`.
+    pub rank: usize,
+    pub size: usize,
+}
+
+type ReadFn = dyn Fn(FrameId) -> Result<Frame> + Send + Sync;
+type PrepareFn<P> = dyn Fn(&Frame) -> Result<P> + Send + Sync;
+
+/// Delivers prepared batches in the order of the draws. Dropping it stops and joins its threads.
+pub struct Queue<P: Prepared> {
+    shared: Arc<Shared<P>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared<P> {
+    state: Mutex<State<P>>,
+    /// Woken when a batch is there.
+    ready: Condvar,
+    /// Woken when a place is free.
+    free: Condvar,
+    /// Looked at between frames, so that a drop need not wait for a whole batch.
+    stop: AtomicBool,
+    cache: Mutex<Lru<FrameId, Arc<Loaded<P>>>>,
+    read: Box<ReadFn>,
+    prepare: Box<PrepareFn<P>>,
+    depth: u64,
+    stride: u64,
+}
+
+struct State<P> {
+    sampler: Sampler,
+    /// Batches handed to threads so far.
+    taken: u64,
+    /// Batches handed to the consumer so far.
+    delivered: u64,
+    /// Finished batches by their place in the order.
+    finished: HashMap<u64, Result<Batch<P>>>,
+    /// Why no batch will come any more.
+    broken: Option<Error>,
+}
+
+impl<P: Prepared> Queue<P> {
+    /// Starts the threads. `sampler` stands at the first draw of all ranks; `read` gets a frame from disk and
+    /// `prepare` does the engine's part. Both run on the loader threads.
+    pub fn start(
+        mut sampler: Sampler,
+        options: QueueOptions,
+        read: impl Fn(FrameId) -> Result<Frame> + Send + Sync + 'static,
+        prepare: impl Fn(&Frame) -> Result<P> + Send + Sync + 'static,
+    ) -> Result<Queue<P>> {
+        assert!(options.threads > 0 && options.depth > 0, "a queue needs a thread and a place");
+        assert!(options.rank < options.size, "rank {} of {}", options.rank, options.size);
+        sampler.skip(options.rank as u64);
+        let state = State { sampler, taken: 0, delivered: 0, finished: HashMap::new(), broken: None };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            ready: Condvar::new(),
+            free: Condvar::new(),
+            stop: AtomicBool::new(false),
+            cache: Mutex::new(Lru::new(options.cache_bytes)),
+            read: Box::new(read),
+            prepare: Box::new(prepare),
+            depth: options.depth as u64,
+            stride: options.size as u64,
+        });
+        let mut queue = Queue { shared, threads: Vec::new() };
+        for i in 0..options.threads.min(options.depth) {
+            let shared = queue.shared.clone();
+            let thread =
+                std::thread::Builder::new().name(format!("loader-{i}")).spawn(move || shared.run()).map_err(
+                    |e| err!("cannot start a loader thread: {e}").help("set NUM_WORKERS to a smaller number"),
+                )?;
+            queue.threads.push(thread);
+        }
+        Ok(queue)
+    }
+
+    /// The next batch of this rank. Waits where it is not ready. An error stands where its batch would.
+    #[allow(clippy::should_implement_trait)] // It never ends, so it is no iterator.
+    pub fn next(&mut self) -> Result<Batch<P>> {
+        let mut state = self.shared.lock();
+        loop {
+            let place = state.delivered;
+            if let Some(batch) = state.finished.remove(&place) {
+                state.delivered += 1;
+                self.shared.free.notify_one();
+                return batch;
+            }
+            if let Some(e) = &state.broken {
+                return Err(e.clone());
+            }
+            state = self.shared.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// How often frames were found in the cache, and how much it holds.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.shared.cache().stats()
+    }
+}
+
+impl<P: Prepared> Drop for Queue<P> {
+    fn drop(&mut self) {
+        // The lock orders this after a thread's last look at the flag, so no thread sleeps through it.
+        let state = self.shared.lock();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        drop(state);
+        self.shared.free.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic was turned into an error long before; there is nothing left to say here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<P: Prepared> Shared<P> {
+    /// What a loader thread does. Whatever happens, the consumer hears of it.
+    fn run(&self) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| while self.load_one() {}));
+        if let Err(panic) = outcome {
+            let mut state = self.lock();
+            state.broken = Some(err!("a loader thread failed: {}", text_of(&*panic)));
+            self.ready.notify_all();
+        }
+    }
+
+    /// Takes the next draw and finishes it; false where there is nothing more to do.
+    fn load_one(&self) -> bool {
+        let Some((place, draw)) = self.take() else { return false };
+        let batch = catch_unwind(AssertUnwindSafe(|| self.load(draw)))
+            .unwrap_or_else(|panic| Err(err!("a loader thread failed: {}", text_of(&*panic))));
+        self.lock().finished.insert(place, batch);
+        self.ready.notify_one();
+        true
+    }
+
+    /// Waits for a free place, then takes the next draw of this rank.
+    fn take(&self) -> Option<(u64, Draw)> {
+        let mut state = self.lock();
+        while !self.stopped() && state.taken >= state.delivered + self.depth {
+            state = self.free.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if self.stopped() {
+            return None;
+        }
+        let draw = state.sampler.draw();
+        state.sampler.skip(self.stride - 1);
+        let place = state.taken;
+        state.taken += 1;
+        Some((place, draw))
+    }
+
+    fn load(&self, draw: Draw) -> Result<Batch<P>> {
+        let Draw { number, system, frames } = draw;
+        let load = |frame| self.load_frame(FrameId { system, frame });
+        let frames = frames.into_iter().map(load).collect::<Result<_>>()?;
+        Ok(Batch { draw: number, system, frames })
+    }
+
+    fn load_frame(&self, id: FrameId) -> Result<Arc<Loaded<P>>> {
+        if self.stopped() {
+            bail!("the queue was stopped");
+        }
+        if let Some(known) = self.cache().get(&id) {
+            return Ok(known);
+        }
+        let frame = (self.read)(id)?;
+        let prepared = (self.prepare)(&frame)?;
+        let bytes = frame.bytes() + prepared.bytes() + size_of::<Loaded<P>>();
+        let loaded = Arc::new(Loaded { id, frame, prepared });
+        self.cache().insert(id, loaded.clone(), bytes);
+        Ok(loaded)
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is left half-done under these locks, so a panic elsewhere does not spoil them.
+    fn lock(&self) -> MutexGuard<'_, State<P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Lru<FrameId, Arc<Loaded<P>>>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown reason".to_owned())
+}
