@@ -73,7 +73,13 @@ impl EnerLoss {
     }
 
     /// The loss of a batch at a learning rate, and its derivatives by everything predicted.
-    pub fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], lr: f64) -> LossValue {
+    pub fn differentiate(
+        &self,
+        seeds: &mut Seeds,
+        out: &Prediction,
+        frames: &[&Frame],
+        lr: f64,
+    ) -> LossValue {
         seeds.reset(out);
         let ratio = lr / self.start_lr;
         let mut first = Vec::with_capacity(frames.len());

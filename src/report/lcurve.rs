@@ -242,6 +242,10 @@ mod tests {
             atom_pref_force: on,
             relative_f: None,
             function,
+            f_use_norm: false,
+            enable_atom_ener_coeff: false,
+            use_default_pf: false,
+            intensive_ener_virial: false,
         }
     }
 

@@ -1,16 +1,25 @@
 //! The whole input file, as meant.
 
-use crate::data::options::DataOptions;
+use crate::config::check::{check, did_you_mean};
+use crate::config::{Section, doc, value};
+use crate::data::options::{BatchSize, DataOptions, SystemWeights};
+use crate::error::Result;
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::options::ModelOptions;
-use crate::optim::options::{LearningRateOptions, OptimizerOptions};
-use std::path::PathBuf;
+use crate::optim::options::{LearningRatePlan, OptimizerOptions};
+use crate::train::compat::modernise;
+use crate::train::keys::INPUT;
+use crate::{bail, err};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A training input with every default filled in.
 #[derive(Debug, Clone)]
 pub struct Input {
     pub model: ModelOptions,
-    pub learning_rate: LearningRateOptions,
+    /// Becomes a schedule once the number of steps is known.
+    pub learning_rate: LearningRatePlan,
     pub loss: EnerLossOptions,
     pub optimizer: OptimizerOptions,
     pub training: TrainingOptions,
@@ -44,6 +53,10 @@ pub struct TrainingOptions {
     pub gradient_accumulation: usize,
     /// The same bits for every number of ranks and threads (ours).
     pub reproducible: bool,
+    /// Memory for prepared frames (ours).
+    pub geometry_cache_bytes: u64,
+    /// A rank that is silent for so long counts as lost (ours).
+    pub stall_timeout: Duration,
 }
 
 /// How long to train.
@@ -52,4 +65,250 @@ pub enum Length {
     Steps(u64),
     /// Times the (weighted) size of the training set.
     Epochs(f64),
+}
+
+/// The reference of all keys of an input, from the tables that check them: what `dp doc-train-input` prints.
+pub fn doc_train_input() -> String {
+    let preface = "All keys of a training input, a JSON or YAML file. Objects are nested as they are nested here. \
+        Keys that start with an underscore are comments. Keys marked \"Phalanx only\" are unknown to DeePMD-kit; \
+        those that DeePMD-kit has and Phalanx has not are marked too.";
+    doc::reference("Training input", preface, &INPUT)
+}
+
+impl Input {
+    /// Reads an input file: the options as meant, and the same as JSON with all defaults, which is `out.json`.
+    ///
+    /// Without `training.seed` a random one is taken; it is part of both results.
+    pub fn read(path: &Path) -> Result<(Input, Value)> {
+        let written = value::read(path)?;
+        Self::from_value(written, &path.display().to_string(), random_seed)
+    }
+
+    /// Resolves an input that was read from `file`; `new_seed` is asked where `training.seed` is absent.
+    pub fn from_value(
+        mut written: Value,
+        file: &str,
+        new_seed: impl FnOnce() -> u64,
+    ) -> Result<(Input, Value)> {
+        let moved = modernise(&mut written).map_err(|e| e.at(file))?;
+        let scale_is_given =
+            written.get("learning_rate").is_some_and(|lr| lr.get("scale_by_worker").is_some());
+        let checked = check(&INPUT, &written, file)?;
+        for note in moved.iter().chain(&checked.notes) {
+            log::warn!("{file}: {note}");
+        }
+        let mut full = checked.value;
+        LearningRatePlan::fill_stop_lr(&mut full["learning_rate"]);
+        if full["training"]["seed"].is_null() {
+            let seed = new_seed();
+            log::info!("training.seed: {seed}, taken at random");
+            full["training"]["seed"] = seed.into();
+        }
+        let input = Self::resolve(&full, scale_is_given).map_err(|e| e.at(file))?;
+        Ok((input, full))
+    }
+
+    fn resolve(full: &Value, scale_is_given: bool) -> Result<Input> {
+        let root = Section::root(full);
+        let input = Input {
+            model: ModelOptions::resolve(&root.section("model"))?,
+            learning_rate: LearningRatePlan::resolve(&root.section("learning_rate"), scale_is_given)?,
+            loss: EnerLossOptions::resolve(&root.section("loss"))?,
+            optimizer: OptimizerOptions::resolve(&root.section("optimizer")),
+            training: TrainingOptions::resolve(&root.section("training"))?,
+        };
+        if let Length::Steps(steps) = input.training.length {
+            input.learning_rate.for_steps(steps)?; // a warm-up longer than the run is known already
+        }
+        Ok(input)
+    }
+}
+
+/// A seed from the random state that the standard library takes from the operating system; 32 bits, as in DeePMD-kit.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
+}
+
+impl TrainingOptions {
+    fn resolve(section: &Section) -> Result<TrainingOptions> {
+        let path = |key: &str| PathBuf::from(section.text(key));
+        for key in ["disp_file", "save_ckpt"] {
+            if section.text(key).is_empty() {
+                return Err(section.error(key, err!("found \"\", wanted the name of a file")));
+            }
+        }
+        let validation = section.optional_section("validation_data");
+        Ok(TrainingOptions {
+            training_data: data_options(&section.section("training_data"))?,
+            validation_data: validation.as_ref().map(data_options).transpose()?,
+            length: length(section)?,
+            seed: section.int("seed"),
+            disp_file: path("disp_file"),
+            disp_freq: section.int("disp_freq"),
+            numb_btch: validation.map_or(1, |data| data.int("numb_btch")),
+            save_freq: section.int("save_freq"),
+            save_ckpt: path("save_ckpt"),
+            max_ckpt_keep: section.int("max_ckpt_keep"),
+            disp_training: section.bool("disp_training"),
+            time_training: section.bool("time_training"),
+            stat_file: section.optional_text("stat_file").map(PathBuf::from),
+            gradient_max_norm: section.optional_float("gradient_max_norm").unwrap_or(0.0),
+            tensorboard: section.bool("tensorboard"),
+            tensorboard_log_dir: path("tensorboard_log_dir"),
+            tensorboard_freq: section.int("tensorboard_freq"),
+            profiling: section.bool("profiling"),
+            profiling_file: path("profiling_file"),
+            gradient_accumulation: section.int("gradient_accumulation"),
+            reproducible: section.bool("reproducible"),
+            geometry_cache_bytes: (section.float("geometry_cache") * 1e6) as u64,
+            stall_timeout: stall_timeout(section)?,
+        })
+    }
+}
+
+fn stall_timeout(section: &Section) -> Result<Duration> {
+    let seconds = section.float("stall_timeout");
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| section.error("stall_timeout", err!("{seconds} s are too long for a clock")))
+}
+
+fn length(section: &Section) -> Result<Length> {
+    match (section.optional_int::<u64>("numb_steps"), section.optional_float("numb_epoch")) {
+        (Some(steps), None) => Ok(Length::Steps(steps)),
+        (None, Some(epochs)) => Ok(Length::Epochs(epochs)),
+        (Some(_), Some(_)) => Err(section
+            .error("numb_epoch", err!("is given together with numb_steps"))
+            .help("both say how long to train: keep one of them")),
+        (None, None) => Err(section
+            .error("numb_steps", err!("missing; wanted the number of steps"))
+            .help("write numb_steps, or numb_epoch for a number of passes through the data")),
+    }
+}
+
+/// Resolves `training_data` or `validation_data`.
+fn data_options(section: &Section) -> Result<DataOptions> {
+    let search = section.optional_text("systems").is_some();
+    let systems = match section.optional_text("systems") {
+        Some(one) => vec![one.to_string()],
+        None => section.texts("systems"),
+    };
+    if systems.is_empty() || systems.iter().any(String::is_empty) {
+        let found = if systems.is_empty() { "an empty list" } else { "an empty name" };
+        return Err(section.error("systems", err!("found {found}, wanted folders with data")));
+    }
+    let batch_size = match (section.optional_text("batch_size"), section.optional_list("batch_size")) {
+        (Some(text), _) => parse_batch_size(text).map_err(|e| section.error("batch_size", e))?,
+        (_, Some(list)) => {
+            enough_for_systems(section, "batch_size", list.len(), &systems, search)?;
+            BatchSize::List(section.ints("batch_size"))
+        }
+        _ => BatchSize::Fixed(section.int("batch_size")),
+    };
+    Ok(DataOptions {
+        weights: weights(section, &systems, search)?,
+        patterns: section.optional_list("rglob_patterns").map(|_| section.texts("rglob_patterns")),
+        systems,
+        search,
+        batch_size,
+    })
+}
+
+/// A list with a number for each system is never shorter than the list of systems. It may be longer: an entry can
+/// be a pattern that stands for several.
+fn enough_for_systems(
+    section: &Section,
+    key: &str,
+    n: usize,
+    systems: &[String],
+    search: bool,
+) -> Result<()> {
+    if search || n >= systems.len() {
+        return Ok(());
+    }
+    let error = err!("{n} numbers for {} systems", systems.len());
+    Err(section.error(key, error).help("write one number for each system"))
+}
+
+fn weights(section: &Section, systems: &[String], search: bool) -> Result<SystemWeights> {
+    let Some(list) = section.optional_list("sys_probs") else {
+        return parse_auto_prob(section.text("auto_prob")).map_err(|e| section.error("auto_prob", e));
+    };
+    let probs: Vec<f64> = list.iter().filter_map(Value::as_f64).collect();
+    enough_for_systems(section, "sys_probs", probs.len(), systems, search)?;
+    let given: f64 = probs.iter().filter(|p| **p >= 0.0).sum();
+    let has_rest = probs.iter().any(|p| *p < 0.0);
+    if given > 1.0 + 1e-5 || (!has_rest && given < 1.0 - 1e-5) {
+        return Err(section
+            .error("sys_probs", err!("the probabilities add up to {given}, not to 1"))
+            .help("a negative number takes what the others leave"));
+    }
+    Ok(SystemWeights::Explicit(probs))
+}
+
+/// `auto`, `auto:N`, `max:N` or `filter:N`.
+pub fn parse_batch_size(text: &str) -> Result<BatchSize> {
+    let (rule, number) = match text.split_once(':') {
+        Some((rule, number)) => (rule, Some(number)),
+        None => (text, None),
+    };
+    let atoms = match number.map(|n| n.trim().parse::<usize>()) {
+        None => None,
+        Some(Ok(n)) if n > 0 => Some(n),
+        Some(_) => bail!("\"{text}\" has no number of atoms of at least 1 after the colon"),
+    };
+    match (rule, atoms) {
+        ("auto", atoms) => Ok(BatchSize::Auto(atoms.unwrap_or(32))),
+        ("max", Some(n)) => Ok(BatchSize::Max(n)),
+        ("filter", Some(n)) => Ok(BatchSize::Filter(n)),
+        ("max" | "filter", None) => bail!("\"{text}\" has no number of atoms; wanted \"{text}:N\""),
+        ("mixed" | "mix", _) => bail!("DeePMD-kit knows \"{rule}:N\", Phalanx does not support it yet"),
+        _ => {
+            let near = did_you_mean(rule, ["auto", "max", "filter"].into_iter());
+            let help = format!(
+                "{near}allowed: a number, a list of numbers, \"auto\", \"auto:N\", \"max:N\", \"filter:N\""
+            );
+            Err(err!("\"{text}\" is not a batch size").help(help))
+        }
+    }
+}
+
+/// `prob_uniform`, `prob_sys_size` or `prob_sys_size;0:2:0.7;2:5:0.3`.
+pub fn parse_auto_prob(text: &str) -> Result<SystemWeights> {
+    let mut parts = text.split(';').map(str::trim);
+    let style = parts.next().unwrap_or("");
+    let blocks: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
+    match (style, blocks.is_empty()) {
+        ("prob_uniform", true) => return Ok(SystemWeights::Uniform),
+        ("prob_sys_size", true) => return Ok(SystemWeights::BySize),
+        ("prob_sys_size", false) => {}
+        _ => {
+            let near = did_you_mean(style, ["prob_uniform", "prob_sys_size"].into_iter());
+            let help =
+                format!("{near}allowed: prob_uniform, prob_sys_size, prob_sys_size;BEGIN:END:WEIGHT;...");
+            return Err(err!("\"{text}\" is not a way to weigh systems").help(help));
+        }
+    }
+    let blocks = blocks.into_iter().map(parse_block).collect::<Result<Vec<_>>>()?;
+    if blocks.iter().map(|b| b.2).sum::<f64>() <= 0.0 {
+        bail!("the weights of \"{text}\" add up to zero");
+    }
+    Ok(SystemWeights::Blocks(blocks))
+}
+
+/// `BEGIN:END:WEIGHT`.
+fn parse_block(block: &str) -> Result<(usize, usize, f64)> {
+    let fields: Vec<&str> = block.split(':').map(str::trim).collect();
+    let wrong = || err!("the block \"{block}\" is not BEGIN:END:WEIGHT");
+    let [begin, end, weight] = fields[..] else { return Err(wrong()) };
+    let begin: usize = begin.parse().map_err(|_| wrong())?;
+    let end: usize = end.parse().map_err(|_| wrong())?;
+    let weight: f64 = weight.parse().map_err(|_| wrong())?;
+    if begin >= end {
+        bail!("the block \"{block}\" is empty: systems from {begin} up to, not including, {end}");
+    }
+    if !(weight.is_finite() && weight >= 0.0) {
+        bail!("the weight of the block \"{block}\" is not a number of at least 0");
+    }
+    Ok((begin, end, weight))
 }

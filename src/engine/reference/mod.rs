@@ -160,6 +160,7 @@ pub(crate) mod tests {
             exclude_types: vec![],
             set_davg_zero: false,
             env_protection: 0.1,
+            embedding: Embedding::Chebyshev,
         }
     }
 

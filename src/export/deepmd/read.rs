@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
 use crate::model::dp::options::{
-    DescriptorOptions, FittingOptions, ModelOptions, Precision, SeE2AOptions, Sel,
+    DescriptorOptions, Embedding, FittingOptions, ModelOptions, Precision, SeE2AOptions, Sel,
 };
 use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
 use crate::{bail, err};
@@ -100,6 +100,7 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         exclude_types: read_pairs(place, type_map.len())?,
         set_davg_zero: flag(place, "set_davg_zero")?,
         env_protection: place.find("env_protection")?.map_or(Ok(0.0), |p| p.f64())?,
+        embedding: Embedding::Chebyshev,
     };
     check_descriptor(place, &options, type_map.len())?;
     Ok(options)

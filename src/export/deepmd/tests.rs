@@ -82,6 +82,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             exclude_types: vec![(0, 1)],
             set_davg_zero: true,
             env_protection: 1e-6,
+            embedding: Embedding::Chebyshev,
         }),
         fitting: FittingOptions {
             neuron: vec![5, 4],
