@@ -65,7 +65,9 @@ fn parse_json(text: &str) -> Result<Value> {
 }
 
 fn parse_yaml(text: &str) -> Result<Value> {
-    serde_saphyr::from_str::<Node>(text).map(|node| node.0).map_err(|e| {
+    // Only true and false are truth values: N, NO and Y are atoms and molecules.
+    let options = serde_saphyr::options! { strict_booleans: true };
+    serde_saphyr::from_str_with_options::<Node>(text, options).map(|node| node.0).map_err(|e| {
         let full = e.without_snippet().to_string();
         let Some(at) = e.location() else { return err!("{full}") };
         let what = full.split(&format!(" at line {}", at.line())).next().unwrap_or(&full).trim();
@@ -175,8 +177,9 @@ mod tests {
 
     #[test]
     fn yaml_and_json_give_the_same_value() {
-        let yaml = "a:\n  b: [1, 2.5, text]\n  c: true\n  d: null\n  e: 1e-3\nno: NO\n";
-        let json = r#"{"a": {"b": [1, 2.5, "text"], "c": true, "d": null, "e": 0.001}, "no": "NO"}"#;
+        let yaml = "a:\n  b: [1, 2.5, text]\n  c: true\n  d: null\n  e: 1e-3\ntypes: [NO, N, Y]\n";
+        let json =
+            r#"{"a": {"b": [1, 2.5, "text"], "c": true, "d": null, "e": 0.001}, "types": ["NO", "N", "Y"]}"#;
         assert_eq!(parse(yaml, "yaml").unwrap(), parse(json, "json").unwrap());
         assert_eq!(parse(yaml, "in").unwrap(), parse(json, "in").unwrap());
     }
