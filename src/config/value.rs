@@ -59,6 +59,9 @@ fn parse_json(text: &str) -> Result<Value> {
         match what {
             "trailing comma" => error.help("JSON allows no comma before a closing brace or bracket"),
             "key must be a string" => error.help("write keys in double quotes; JSON has no comments"),
+            "expected value" => {
+                error.help("JSON has no NaN, Infinity, None, True or False; strings need double quotes")
+            }
             _ => error,
         }
     })
@@ -71,8 +74,20 @@ fn parse_yaml(text: &str) -> Result<Value> {
         let full = e.without_snippet().to_string();
         let Some(at) = e.location() else { return err!("{full}") };
         let what = full.split(&format!(" at line {}", at.line())).next().unwrap_or(&full).trim();
-        err!("line {}, column {}: {what}", at.line(), at.column())
+        err!("line {}, column {}: {}", at.line(), at.column(), yaml_message(what))
     })
+}
+
+/// The parser advises programmers on its settings; our reader wants to know about the file.
+fn yaml_message(what: &str) -> String {
+    if let Some(rest) = what.strip_prefix("duplicate mapping key: ") {
+        let key = rest.split(", set ").next().unwrap_or(rest);
+        return format!("the key `{key}` stands twice in one object");
+    }
+    if let Some(number) = what.strip_prefix("non-finite float ").and_then(|rest| rest.split('`').nth(1)) {
+        return format!("{number} is not a finite number");
+    }
+    what.to_string()
 }
 
 /// A value that was read strictly: no key twice, no number that is not finite, no bottomless nesting.

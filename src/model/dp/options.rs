@@ -1,7 +1,7 @@
 //! The options of a Deep Potential model: the table of keys, and the options as meant.
 
 use crate::config::Section;
-use crate::config::check::did_you_mean;
+use crate::config::check::{count, did_you_mean};
 use crate::config::table::{Choice, Key, Kind, Pattern, Table, Variant, Variants};
 use crate::err;
 use crate::error::Result;
@@ -489,7 +489,8 @@ impl SeE2AOptions {
         }
         let sel: Vec<usize> = section.ints("sel");
         if sel.len() != type_map.len() {
-            let error = err!("{} numbers for the {} types of type_map", sel.len(), type_map.len());
+            let error =
+                err!("{} for the {} of type_map", count(sel.len(), "number"), count(type_map.len(), "type"));
             return Err(section
                 .error("sel", error)
                 .help(format!("one number for each of {}, or \"auto\"", type_map.join(", "))));
@@ -507,7 +508,9 @@ impl SeE2AOptions {
             let key = format!("exclude_types[{i}]");
             let types: Vec<u64> = item.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
             let [a, b] = types[..] else {
-                return Err(section.error(&key, err!("found {} types, wanted a pair of two", types.len())));
+                return Err(
+                    section.error(&key, err!("found {}, wanted a pair of two", count(types.len(), "type")))
+                );
             };
             if let Some(outside) = [a, b].into_iter().find(|t| *t >= n) {
                 return Err(section
@@ -528,14 +531,15 @@ impl FittingOptions {
             Some(flags) => flags.iter().filter_map(Value::as_bool).collect(),
         };
         if trainable.len() != n_layers {
-            let error = err!("{} flags for {n_layers} layers", trainable.len());
+            let error = err!("{} for {n_layers} layers", count(trainable.len(), "flag"));
             return Err(section
                 .error("trainable", error)
                 .help("one for each layer of neuron and one for the output"));
         }
         let atom_ener: Vec<Option<f64>> = section.list("atom_ener").iter().map(Value::as_f64).collect();
         if !atom_ener.is_empty() && atom_ener.len() != n_types {
-            let error = err!("{} energies for the {n_types} types of type_map", atom_ener.len());
+            let error =
+                err!("{} for the {} of type_map", count(atom_ener.len(), "number"), count(n_types, "type"));
             return Err(section
                 .error("atom_ener", error)
                 .help("write null for a type whose energy is not given"));
