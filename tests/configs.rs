@@ -211,3 +211,66 @@ fn the_reference_names_every_section_and_what_is_not_supported() {
     assert!(text.contains("Not supported yet: se_e2_r, se_e3"));
     assert!(reference.lines().all(|line| line.chars().count() <= 110), "lines fit on a terminal");
 }
+
+/// The places of all values inside a value, as JSON pointers.
+fn places(value: &Value, here: String, all: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => map.iter().for_each(|(k, v)| places(v, format!("{here}/{k}"), all)),
+        Value::Array(list) => {
+            list.iter().enumerate().for_each(|(i, v)| places(v, format!("{here}/{i}"), all))
+        }
+        _ => {}
+    }
+    all.push(here);
+}
+
+#[test]
+fn any_value_at_any_place_is_read_or_refused_but_never_a_crash() {
+    let strange = [
+        json!(null),
+        json!(true),
+        json!(-1),
+        json!(0),
+        json!(1),
+        json!(2.5),
+        json!(1e300),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(""),
+        json!("auto"),
+        json!("auto:1e400"),
+        json!("prob_sys_size;;"),
+        json!("\u{1F4A7}:"),
+        json!([]),
+        json!([null]),
+        json!([1, "a"]),
+        json!([[]]),
+        json!([[0, 0], [1]]),
+        json!({}),
+        json!({"type": 1}),
+    ];
+    let (mut read, mut refused) = (0, 0);
+    for name in ["water.json", "huber.yaml", "parameters.json", "version_1.json"] {
+        let (_, full) = good(name);
+        let mut all = Vec::new();
+        places(&full, String::new(), &mut all);
+        for (place, value) in all.iter().flat_map(|place| strange.iter().map(move |value| (place, value))) {
+            let mut input = full.clone();
+            *input.pointer_mut(place).expect("the place was found in it") = value.clone();
+            match Input::from_value(input, "input.json", || 1) {
+                Ok(_) => read += 1,
+                Err(e) => {
+                    refused += 1;
+                    assert!(e.message().starts_with("input.json: "), "{place} = {value}: {e}");
+                }
+            }
+        }
+    }
+    assert!(read > 500 && refused > 5000, "{read} read, {refused} refused");
+}
+
+#[test]
+fn an_input_that_is_not_there_is_named() {
+    let e = Input::read(&folder("good").join("absent.json")).unwrap_err();
+    assert!(e.message().contains("absent.json: cannot read: "), "{e}");
+}

@@ -430,7 +430,7 @@ mod tests {
     use serde_json::json;
 
     fn even(text: &str) -> Result<()> {
-        if text.len() % 2 == 0 { Ok(()) } else { Err(err!("\"{text}\" is odd")) }
+        if text.len().is_multiple_of(2) { Ok(()) } else { Err(err!("\"{text}\" is odd")) }
     }
 
     static INNER: Table = Table {

@@ -221,6 +221,11 @@ static DESCRIPTOR: Table = Table {
     }),
 };
 
+/// The width of a layer. The limit is far beyond use; it turns a slip of the keyboard into an error.
+const WIDTH: Kind = Kind::Int(1, 100_000);
+/// A size that may be zero, with the same limit.
+const SIZE: Kind = Kind::Int(0, 100_000);
+
 const ACTIVATION: Kind = Kind::Pattern(Pattern {
     wanted: "the name of an activation function (tanh, relu, relu6, softplus, sigmoid, gelu, gelu_tf, silu, silut, \
              silut:THRESHOLD, linear, none)",
@@ -234,7 +239,7 @@ const SE_E2_A: &[Key] = &[
     Key::new(
         "sel",
         Kind::OneOf(&[
-            Kind::List(&Kind::COUNT),
+            Kind::List(&SIZE),
             Kind::Pattern(Pattern {
                 wanted: "\"auto\" or \"auto:RATIO\"",
                 check: |text| parse_auto_sel(text).map(|_| ()),
@@ -251,10 +256,10 @@ const SE_E2_A: &[Key] = &[
         .default("0.5")
         .unit("A")
         .doc("From here on the weight 1/r of a neighbour is switched off, smoothly, until it vanishes at rcut."),
-    Key::new("neuron", Kind::List(&Kind::AT_LEAST_ONE))
+    Key::new("neuron", Kind::List(&WIDTH))
         .default("[10,20,40]")
         .doc("Widths of the layers of the embedding net. A layer of the same or twice the width gets a shortcut."),
-    Key::new("axis_neuron", Kind::AT_LEAST_ONE)
+    Key::new("axis_neuron", WIDTH)
         .aliases(&["n_axis_neuron"])
         .default("4")
         .doc("Columns of the embedding that the descriptor is projected on."),
@@ -300,12 +305,8 @@ static FITTING: Table = Table {
 };
 
 const ENER: &[Key] = &[
-    Key::new("numb_fparam", Kind::COUNT)
-        .default("0")
-        .doc("Parameters of a frame (fparam.npy) that the net gets."),
-    Key::new("numb_aparam", Kind::COUNT)
-        .default("0")
-        .doc("Parameters of an atom (aparam.npy) that the net gets."),
+    Key::new("numb_fparam", SIZE).default("0").doc("Parameters of a frame (fparam.npy) that the net gets."),
+    Key::new("numb_aparam", SIZE).default("0").doc("Parameters of an atom (aparam.npy) that the net gets."),
     Key::new("default_fparam", Kind::Any)
         .default("null")
         .not_yet("write fparam.npy into every system")
@@ -314,7 +315,7 @@ const ENER: &[Key] = &[
         .default("0")
         .not_yet("")
         .doc("Size of the embedding of multi-task branches."),
-    Key::new("neuron", Kind::List(&Kind::AT_LEAST_ONE))
+    Key::new("neuron", Kind::List(&WIDTH))
         .aliases(&["n_neuron"])
         .default("[120,120,120]")
         .doc("Widths of the hidden layers. A layer of the same width as the one before gets a shortcut."),
@@ -495,7 +496,7 @@ impl SeE2AOptions {
                 .error("sel", error)
                 .help(format!("one number for each of {}, or \"auto\"", type_map.join(", "))));
         }
-        if sel.iter().sum::<usize>() == 0 {
+        if sel.iter().all(|n| *n == 0) {
             return Err(section.error("sel", err!("all numbers are zero, so that no atom has a neighbour")));
         }
         Ok(Sel::Fixed(sel))
