@@ -10,12 +10,17 @@ pub mod element;
 pub mod options;
 pub mod pulse;
 mod process;
+mod net;
+mod star;
 mod solo;
 mod shm;
+mod tcp;
+mod store;
 
 use crate::error::{Error, Result};
 use crate::launch::Launch;
 pub use options::CommOptions;
+use store::Meeting;
 
 /// A group of ranks that compute in lockstep.
 ///
@@ -50,7 +55,7 @@ struct Engine {
     /// The name that [`CommOptions::engine`] may ask for.
     name: &'static str,
     /// Joins all ranks, says why it is not made for this launch, or fails.
-    connect: fn(&Launch, &CommOptions) -> Attempt,
+    connect: fn(&mut Meeting, &CommOptions) -> Attempt,
 }
 
 /// What came of one engine.
@@ -65,19 +70,24 @@ enum Attempt {
 
 /// Every engine, best first. MPI goes before the built-in ones because only MPI knows the network between hosts
 /// that an mpirun spans; shared memory goes before TCP because it is faster wherever it is possible.
-const COMMUNICATORS: &[Engine] = &[Engine { name: "solo", connect: solo::connect }];
+const COMMUNICATORS: &[Engine] = &[
+    Engine { name: "solo", connect: solo::connect },
+    Engine { name: "shm", connect: store::connect_shm },
+    Engine { name: "tcp", connect: store::connect_tcp },
+];
 
 /// Joins all ranks of the job.
 ///
 /// Fails on every rank when it fails on one; the message is the same on all of them wherever the cause is, so that
 /// it is enough if rank 0 shows it.
 pub fn connect(launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communicator>> {
+    let mut meeting = Meeting::new(launch, options);
     let mut tried = Vec::new();
     for engine in COMMUNICATORS {
         if options.engine.as_deref().is_some_and(|wanted| wanted != engine.name && launch.size > 1) {
             continue;
         }
-        match (engine.connect)(launch, options) {
+        match (engine.connect)(&mut meeting, options) {
             Attempt::Connected(comm) => {
                 assert!(
                     comm.size() == launch.size,

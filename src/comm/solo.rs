@@ -1,14 +1,14 @@
 //! One rank: every collective is already done.
 
+use super::store::Meeting;
 use super::{Attempt, CommOptions, Communicator};
 use crate::error::Result;
-use crate::launch::Launch;
 
 /// The communicator of a job with one rank.
 pub struct Solo;
 
-pub fn connect(launch: &Launch, _: &CommOptions) -> Attempt {
-    match launch.size {
+pub fn connect(meeting: &mut Meeting, _: &CommOptions) -> Attempt {
+    match meeting.size() {
         1 => Attempt::Connected(Box::new(Solo)),
         _ => Attempt::NotForUs("for one rank only".to_string()),
     }

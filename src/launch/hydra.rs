@@ -13,6 +13,5 @@ pub fn detect(vars: &Vars) -> Result<Option<Place>> {
     if !vars.has("MPI_LOCALRANKID") && vars.has("SLURM_PROCID") {
         return Ok(None);
     }
-    let job = vars.text("PMI_ID_SPACE").or_else(|| vars.text("HYDI_CONTROL_FD")).unwrap_or_default();
-    Ok(Some(Place { job, ..vars.place(NAMES)? }))
+    Ok(Some(vars.place(NAMES)?))
 }
