@@ -12,10 +12,12 @@ pub mod pulse;
 mod process;
 mod net;
 mod star;
+mod pairwise;
 mod solo;
 mod shm;
 mod tcp;
 mod store;
+mod mpi;
 
 use crate::error::{Error, Result};
 use crate::launch::Launch;
@@ -72,6 +74,7 @@ enum Attempt {
 /// that an mpirun spans; shared memory goes before TCP because it is faster wherever it is possible.
 const COMMUNICATORS: &[Engine] = &[
     Engine { name: "solo", connect: solo::connect },
+    Engine { name: "mpi", connect: mpi::connect },
     Engine { name: "shm", connect: store::connect_shm },
     Engine { name: "tcp", connect: store::connect_tcp },
 ];

@@ -22,6 +22,8 @@ pub struct CommOptions {
     pub engine: Option<String>,
     /// The MPI library to load, instead of looking for the launcher's own. `PHALANX_MPI_LIBRARY`.
     pub mpi_library: Option<PathBuf>,
+    /// Where MPI may be installed: `OPAL_PREFIX`, `I_MPI_ROOT`, `MPI_HOME` and `MPI_ROOT`.
+    pub mpi_roots: Vec<PathBuf>,
     /// The network interface to be reached at, such as "eth1". `PHALANX_COMM_INTERFACE`, or `GLOO_SOCKET_IFNAME`
     /// and `HOROVOD_GLOO_IFACE`, which users of torchrun and horovodrun set already.
     pub interface: Option<String>,
@@ -35,6 +37,7 @@ impl Default for CommOptions {
             late_limit: Duration::from_secs(1800),
             engine: None,
             mpi_library: None,
+            mpi_roots: Vec::new(),
             interface: None,
         }
     }
@@ -59,6 +62,10 @@ impl CommOptions {
             late_limit: seconds("PHALANX_COMM_LATE_LIMIT", default.late_limit.max(limit))?,
             engine: text("PHALANX_COMM"),
             mpi_library: text("PHALANX_MPI_LIBRARY").map(PathBuf::from),
+            mpi_roots: ["OPAL_PREFIX", "I_MPI_ROOT", "MPI_HOME", "MPI_ROOT"]
+                .iter()
+                .filter_map(|name| text(name).map(PathBuf::from))
+                .collect(),
             interface: ["PHALANX_COMM_INTERFACE", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"]
                 .iter()
                 .find_map(|name| text(name)),

@@ -76,9 +76,9 @@ impl Star {
         Ok(Star { shared, wake, thread: Some(thread) })
     }
 
-    /// This rank enters its next collective; gives its number.
-    pub fn enter(&self) -> u64 {
-        self.shared.entered.fetch_add(1, Ordering::Relaxed) + 1
+    /// This rank enters its next collective.
+    pub fn enter(&self) {
+        self.shared.entered.fetch_add(1, Ordering::Relaxed);
     }
 
     /// What is known of every rank now.

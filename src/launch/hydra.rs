@@ -1,6 +1,6 @@
 //! Hydra: the mpirun of MPICH, Intel MPI and their relatives.
 
-use super::{Place, vars::Vars};
+use super::{MpiFamily, Place, vars::Vars};
 use crate::error::Result;
 
 const NAMES: [&str; 4] = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
@@ -13,5 +13,5 @@ pub fn detect(vars: &Vars) -> Result<Option<Place>> {
     if !vars.has("MPI_LOCALRANKID") && vars.has("SLURM_PROCID") {
         return Ok(None);
     }
-    Ok(Some(vars.place(NAMES)?))
+    Ok(Some(Place { mpi: Some(MpiFamily::Mpich), ..vars.place(NAMES)? }))
 }

@@ -33,6 +33,8 @@ pub struct Launch {
     pub local_size: usize,
     /// Where the ranks can meet without MPI.
     pub rendezvous: Option<Rendezvous>,
+    /// Which kind of MPI library this launcher expects its processes to use, if any.
+    pub mpi: Option<MpiFamily>,
     /// Name of this host.
     pub host: String,
     /// What tells this job from another one of the same launcher; empty when the launcher gives no such name.
@@ -52,6 +54,15 @@ pub enum Rendezvous {
     HorovodHttp { address: String, port: u16 },
 }
 
+/// Libraries of one kind understand the same launchers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MpiFamily {
+    /// Open MPI: speaks PMIx with its launcher.
+    OpenMpi,
+    /// MPICH, Intel MPI and relatives: speak PMI with their launcher.
+    Mpich,
+}
+
 /// One launcher: its name, and the function that recognises it.
 pub struct Launcher {
     /// The name in logs and messages.
@@ -67,6 +78,7 @@ struct Place {
     local_rank: usize,
     local_size: usize,
     rendezvous: Option<Rendezvous>,
+    mpi: Option<MpiFamily>,
     job: String,
     restarts: usize,
 }
@@ -101,6 +113,7 @@ impl Launch {
                     local_rank: place.local_rank,
                     local_size: place.local_size,
                     rendezvous: place.rendezvous,
+                    mpi: place.mpi,
                     host: host.to_string(),
                     job: place.job,
                     restarts: place.restarts,
@@ -113,11 +126,6 @@ impl Launch {
     /// [`Launch::detect`] for this very process.
     pub fn of_this_process() -> Result<Launch> {
         Launch::detect(&|name| std::env::var(name).ok(), &host_name())
-    }
-
-    /// Whether an MPI library is what this launcher expects its processes to use.
-    pub fn speaks_mpi(&self) -> bool {
-        matches!(self.launcher, "mpirun (Open MPI)" | "mpirun (Hydra)" | "srun")
     }
 }
 

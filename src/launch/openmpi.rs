@@ -1,6 +1,6 @@
 //! Open MPI's mpirun, versions 4 and 5.
 
-use super::{Place, vars::Vars};
+use super::{MpiFamily, Place, vars::Vars};
 use crate::error::Result;
 
 const NAMES: [&str; 4] = [
@@ -15,5 +15,5 @@ pub fn detect(vars: &Vars) -> Result<Option<Place>> {
         return Ok(None);
     }
     let job = vars.text("PMIX_NAMESPACE").unwrap_or_default();
-    Ok(Some(Place { job, ..vars.place(NAMES)? }))
+    Ok(Some(Place { job, mpi: Some(MpiFamily::OpenMpi), ..vars.place(NAMES)? }))
 }

@@ -3,7 +3,7 @@
 //! Only a process that srun started is a rank. The script of sbatch, and a shell of salloc, also see SLURM_PROCID=0
 //! and SLURM_NTASKS=N, but no step: a plain `dp train` there is one process.
 
-use super::{Place, vars::Vars};
+use super::{MpiFamily, Place, vars::Vars};
 use crate::error::Result;
 use crate::{bail, err};
 
@@ -32,11 +32,21 @@ pub fn detect(vars: &Vars) -> Result<Option<Place>> {
         local_rank: vars.need_count("SLURM_LOCALID", "SLURM_PROCID")?,
         local_size,
         rendezvous: None,
+        mpi: mpi_family(vars),
         job: format!("{}.{step}", vars.text("SLURM_JOB_ID").unwrap_or_default()),
         restarts: vars.count("SLURM_RESTART_COUNT")?.unwrap_or(0),
     };
     place.check(["SLURM_PROCID", size_name, "SLURM_LOCALID", tasks_name])?;
     Ok(Some(place))
+}
+
+/// What `srun --mpi=...` prepared: pmix for Open MPI, pmi2 for MPICH, none for nobody.
+fn mpi_family(vars: &Vars) -> Option<MpiFamily> {
+    match (vars.has("PMIX_RANK"), vars.has("PMI_RANK") || vars.has("PMI_FD")) {
+        (true, _) => Some(MpiFamily::OpenMpi),
+        (_, true) => Some(MpiFamily::Mpich),
+        _ => None,
+    }
 }
 
 /// `2(x3),1` means 2, 2, 2, 1.

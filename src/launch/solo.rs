@@ -13,6 +13,7 @@ pub fn detect(vars: &Vars) -> Result<Option<Place>> {
         local_rank: 0,
         local_size: 1,
         rendezvous,
+        mpi: None,
         job: String::new(),
         restarts: 0,
     }))

@@ -71,6 +71,10 @@ fn the_script_of_sbatch_and_a_shell_of_salloc_are_one_process() {
 #[test]
 fn srun_with_pmi2_is_srun_and_not_hydra() {
     assert_eq!(summary(&format!("{SRUN} PMI_RANK=5 PMI_SIZE=7 PMI_FD=4")), "srun 5/7 1/2");
+    let family = |more: &str| detect(&format!("{SRUN} {more}")).unwrap().mpi;
+    assert_eq!(family("PMI_RANK=5 PMI_SIZE=7"), Some(MpiFamily::Mpich));
+    assert_eq!(family("PMIX_RANK=5 PMIX_NAMESPACE=slurm.pmix.9.0"), Some(MpiFamily::OpenMpi));
+    assert_eq!(family(""), None);
 }
 
 #[test]

@@ -36,6 +36,7 @@ fn one_for_each_host(vars: &Vars) -> Result<Place> {
         local_rank: 0,
         local_size: 1,
         rendezvous: None,
+        mpi: None,
         job: String::new(),
         restarts: 0,
     };

@@ -64,6 +64,7 @@ impl<'a> Vars<'a> {
             local_rank: self.need_count(local_rank, because)?,
             local_size: self.need_count(local_size, because)?,
             rendezvous: None,
+            mpi: None,
             job: String::new(),
             restarts: 0,
         };

@@ -31,6 +31,11 @@ impl<'a> Meeting<'a> {
         Meeting { launch, limit: options.limit, store: Some(store), prefix: "test".into() }
     }
 
+    /// Whose ranks meet.
+    pub fn launch(&self) -> &'a Launch {
+        self.launch
+    }
+
     /// My number.
     pub fn rank(&self) -> usize {
         self.launch.rank

@@ -9,8 +9,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::pairwise::Pairwise;
 use super::star::Star;
-use super::{Attempt, CommOptions, net, process, shm, tcp};
+use super::tcp::Mesh;
+use super::{Attempt, CommOptions, net, process, shm};
 use crate::err;
 use crate::error::{Error, Result};
 pub use meeting::Meeting;
@@ -80,7 +82,7 @@ pub fn connect_tcp(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
     }
 }
 
-fn try_tcp(meeting: &mut Meeting, options: &CommOptions) -> Result<tcp::Tcp> {
+fn try_tcp(meeting: &mut Meeting, options: &CommOptions) -> Result<Pairwise<Mesh>> {
     let (rank, size) = (meeting.rank(), meeting.size());
     let local = meeting.local_address()?;
     let mut exchange = |mine: &[u8]| meeting.exchange("listeners", mine);
@@ -94,7 +96,7 @@ fn try_tcp(meeting: &mut Meeting, options: &CommOptions) -> Result<tcp::Tcp> {
     }
     let star =
         Star::start(rank, lanes.health, options.beat()).map_err(|e| err!("cannot start a thread: {e}"))?;
-    tcp::Tcp::new(rank, lanes.data, star, options)
+    Ok(Pairwise::new(Mesh::new(lanes.data)?, rank, size, options).with_star(star))
 }
 
 fn texts(all: Vec<Vec<u8>>) -> Vec<String> {
