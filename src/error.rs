@@ -10,6 +10,7 @@ use std::fmt;
 pub struct Error {
     message: String,
     help: Option<String>,
+    told_elsewhere: bool,
 }
 
 /// The result of everything that can fail because of the outside world.
@@ -18,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with no advice yet.
     pub fn new(message: impl Into<String>) -> Self {
-        Error { message: message.into(), help: None }
+        Error { message: message.into(), help: None, told_elsewhere: false }
     }
 
     /// Adds what the user can do about it.
@@ -31,6 +32,17 @@ impl Error {
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
+    }
+
+    /// Marks an error that another rank tells the user about; this one only has to end.
+    pub fn told_elsewhere(mut self) -> Self {
+        self.told_elsewhere = true;
+        self
+    }
+
+    /// True where another rank tells the user.
+    pub fn is_told_elsewhere(&self) -> bool {
+        self.told_elsewhere
     }
 
     /// The message without the advice.

@@ -10,6 +10,7 @@ pub mod cpu;
 
 use crate::Result;
 use crate::data::Frame;
+use crate::sample::Prepared;
 
 /// What a model says about a batch. Atoms are concatenated over frames, in file order.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -52,13 +53,21 @@ impl Seeds {
 /// Evaluates a model and differentiates a loss.
 pub trait Engine: Send {
     /// What a frame is turned into once, ahead of the step, on the loader threads.
-    type Prepared: Send + Sync + 'static;
+    type Prepared: Prepared;
 
     /// Prepares frames; shared by all loader threads.
     fn preparer(&self) -> std::sync::Arc<dyn Fn(&Frame) -> Result<Self::Prepared> + Send + Sync>;
 
     /// First pass: energies, forces and virials of the batch.
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Self::Prepared]);
+
+    /// Raises whatever the engine approximates to what these parameters need, before frames are prepared.
+    fn adapt(&mut self, _params: &[f64]) {}
+
+    /// What must be restored for a restart to give the same bits: see `resume`.
+    fn state(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
 
     /// Second pass: overwrites `grad` with dL/dparams. Must follow `evaluate` of the same batch and parameters.
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&Self::Prepared], seeds: &Seeds);

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::data::Frame;
 
 /// What the neighbour lists of a data set look like.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct NeighborStat {
     /// Shortest distance between two atoms, A; infinite where no atom has a neighbour.
     pub min_distance: f64,

@@ -6,6 +6,7 @@ use super::real::Real;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
+use crate::sample::Prepared;
 use std::sync::{Arc, RwLock};
 
 /// A prepared frame. Row `r` is the r-th real atom when atoms are sorted by type.
@@ -181,9 +182,10 @@ impl<T: Real> CpuFrame<T> {
         }
         q
     }
+}
 
-    /// Memory that this frame holds.
-    pub fn bytes(&self) -> usize {
+impl<T: Real> Prepared for CpuFrame<T> {
+    fn bytes(&self) -> usize {
         let pairs = self.j.len() * (7 * size_of::<T>() + 8);
         let q = self.features.read().unwrap_or_else(|e| e.into_inner()).as_ref().map_or(0, |f| f.q.len());
         pairs + q * size_of::<T>() + self.order.len() * 64 + 512

@@ -98,11 +98,6 @@ impl<T: Real> CpuEngine<T> {
         self.plan.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Raises the number of terms before the frames are prepared, so that their features are made once.
-    pub fn adapt(&mut self, params: &[f64]) {
-        self.expand(params);
-    }
-
     /// Expands the embedding nets; raises the number of terms until the tail is below the tolerance.
     fn expand(&mut self, params: &[f64]) -> Option<Arc<Plan>> {
         let plan = self.plan()?;
@@ -154,6 +149,14 @@ impl<T: Real> Engine for CpuEngine<T> {
             }
             Ok(prepared)
         })
+    }
+
+    fn adapt(&mut self, params: &[f64]) {
+        self.expand(params);
+    }
+
+    fn state(&self) -> serde_json::Value {
+        serde_json::json!({ "terms": self.terms() })
     }
 
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrame<T>]) {

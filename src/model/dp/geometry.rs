@@ -4,6 +4,7 @@ use super::model::Dp;
 use crate::Result;
 use crate::data::Frame;
 use crate::neighbor::NeighborList;
+use crate::sample::Prepared;
 use std::sync::Arc;
 
 /// The geometry of a frame, in file order of its atoms.
@@ -71,6 +72,12 @@ impl Geometry {
     /// Indices of the pairs of centre `i` and neighbour type `t`.
     pub fn pairs(&self, i: usize, t: usize, n_types: usize) -> std::ops::Range<usize> {
         self.start[i * n_types + t] as usize..self.start[i * n_types + t + 1] as usize
+    }
+}
+
+impl Prepared for Geometry {
+    fn bytes(&self) -> usize {
+        self.j.len() * (4 + 24 + 8) + self.start.len() * 8 + self.extra.len() * 8 + size_of::<Self>()
     }
 }
 

@@ -8,7 +8,7 @@ use crate::neighbor::NeighborList;
 use crate::{Result, bail};
 
 /// Sums that give a mean and a standard deviation.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Moments {
     pub count: f64,
     pub sum: f64,
@@ -43,7 +43,7 @@ impl Moments {
 }
 
 /// Sums over the sampled frames.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sums {
     /// `[n_types]` of s, and of the other three components together.
     radial: Vec<Moments>,
@@ -187,6 +187,22 @@ impl Sums {
             bail!("the energies of the training data give no finite bias: {bias:?}");
         }
         Ok(bias)
+    }
+
+    /// What the energies of each type must change by to explain the energies beyond `predicted`, frame by frame.
+    pub fn bias_shift(&self, options: &ModelOptions, predicted: &[f64]) -> Result<Vec<f64>> {
+        if predicted.len() != self.energies.len() {
+            bail!(
+                "{} of {} frames have an energy: the bias cannot be fitted",
+                self.energies.len(),
+                predicted.len()
+            );
+        }
+        let energies = self.energies.iter().zip(predicted).map(|(label, e)| label - e).collect();
+        let rest = Sums { energies, ..self.clone() };
+        // The shift is relative: energies of isolated atoms that the options give are in the model already.
+        let fitting = FittingOptions { atom_ener: Vec::new(), ..options.fitting.clone() };
+        rest.bias(&fitting, options.type_map.len())
     }
 
     /// Standard deviation of what the bias leaves unexplained.

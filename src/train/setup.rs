@@ -1,0 +1,411 @@
+//! Data, statistics and model before the first step.
+//!
+//! Whatever is computed from the data is computed once for the whole job, the work shared over ranks; every rank
+//! then has the same numbers.
+
+use super::input::{Input, Length};
+use super::options::{RunOptions, Start};
+use super::state::{self, TrainState};
+use super::team::Team;
+use crate::data::{Dataset, Frame, Wants};
+use crate::engine::cpu::{CpuEngine, EmbeddingMode};
+use crate::engine::{Engine, Prediction};
+use crate::loss::options::EnerLossOptions;
+use crate::model::dp::Dp;
+use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
+use crate::model::dp::spec::{DpModel, DpStatistics};
+use crate::model::dp::statistics::Sums;
+use crate::neighbor::stat::NeighborStat;
+use crate::{Result, bail, err};
+use rayon::prelude::*;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Everything that the loop needs.
+pub struct Setup {
+    pub input: Input,
+    /// The input with all defaults and `sel` as numbers: `out.json`.
+    pub full: Value,
+    pub training: Arc<Dataset>,
+    pub validation: Option<Arc<Dataset>>,
+    pub model: Arc<Dp>,
+    pub params: Vec<f64>,
+    /// Shortest distance of the training data, A.
+    pub min_distance: f64,
+    /// Where a restarted run continues.
+    pub resumed: Option<TrainState>,
+    /// Steps of the whole run.
+    pub num_steps: u64,
+}
+
+/// Does everything that comes before the first step.
+pub fn setup(team: &mut Team, options: &RunOptions) -> Result<Setup> {
+    let (mut input, mut full) = read_input(team, &options.input)?;
+    let origin = load_origin(team, options)?;
+    if let (Some(origin), true) = (&origin, options.use_pretrain_script) {
+        input.model = origin.options()?;
+        full["model"] = input.model.script.clone();
+    }
+    let wants = wants(&input.loss, &input.model.fitting);
+    let training = open(team, &input.training.training_data, &input.model, &wants, "training")?;
+    let validation = match &input.training.validation_data {
+        Some(data) => Some(open(team, data, &input.model, &wants, "validation")?),
+        None => None,
+    };
+    let neighbors = neighbor_statistics(team, options, &input.model, &training, origin.is_some())?;
+    resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref())?;
+    let (model, params, min_distance) = match &origin {
+        None => fresh_model(team, &input, &training, neighbors.as_ref())?,
+        Some(origin) => origin.model(team, &input, &training, options)?,
+    };
+    let num_steps = num_steps(&input, &training, team.size());
+    let resumed = match origin {
+        Some(Origin::Restart(state)) => Some(*state),
+        _ => None,
+    };
+    Ok(Setup {
+        input,
+        full,
+        training,
+        validation,
+        model: Arc::new(model),
+        params,
+        min_distance,
+        resumed,
+        num_steps,
+    })
+}
+
+/// Rank 0 reads the input; all have the same, a random seed included.
+fn read_input(team: &mut Team, path: &Path) -> Result<(Input, Value)> {
+    let mut parsed = None;
+    let full = team.from_root(|| {
+        let (input, full) = Input::read(path)?;
+        parsed = Some(input);
+        Ok(full)
+    })?;
+    match parsed {
+        Some(input) => Ok((input, full)),
+        None => Input::from_value(full, &path.display().to_string(), || 0),
+    }
+}
+
+/// What training starts from, loaded.
+enum Origin {
+    Restart(Box<TrainState>),
+    Model(Box<DpModel>),
+}
+
+fn load_origin(team: &mut Team, options: &RunOptions) -> Result<Option<Origin>> {
+    let local = match &options.start {
+        Start::Fresh => Ok(None),
+        Start::Restart(path) => TrainState::load(path).map(|state| Some(Origin::Restart(Box::new(state)))),
+        Start::Model(path) | Start::Finetune(path) => {
+            load_model(path).map(|model| Some(Origin::Model(Box::new(model))))
+        }
+    };
+    team.agree(local)
+}
+
+/// A model from a model file or a checkpoint.
+pub fn load_model(path: &Path) -> Result<DpModel> {
+    if crate::export::check_model_path(path).is_ok() {
+        crate::export::read_model(path)
+    } else {
+        state::model_of_checkpoint(path)
+    }
+}
+
+impl Origin {
+    fn options(&self) -> Result<ModelOptions> {
+        match self {
+            Origin::Restart(state) => state.model_options(),
+            Origin::Model(model) => Ok(model.options.clone()),
+        }
+    }
+
+    /// The model, its parameters and the shortest distance of its data.
+    fn model(
+        &self,
+        team: &mut Team,
+        input: &Input,
+        training: &Arc<Dataset>,
+        options: &RunOptions,
+    ) -> Result<(Dp, Vec<f64>, f64)> {
+        let same = self.options().and_then(|saved| state::check_same_model(&saved, &input.model));
+        team.agree(same)?;
+        match self {
+            Origin::Restart(state) => {
+                let model = Dp::new(input.model.clone(), state.stats.clone());
+                let n = model.table.len();
+                if [&state.params, &state.first_moment, &state.second_moment].iter().any(|x| x.len() != n) {
+                    bail!("the checkpoint does not hold the {n} parameters of this model");
+                }
+                Ok((model, state.params.clone(), state.min_distance))
+            }
+            Origin::Model(saved) => {
+                let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
+                let known = saved.min_nbor_dist;
+                let (mut model, params) = Dp::from_spec(saved)?;
+                let sums = sample_statistics(team, input, training)?;
+                let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
+                if matches!(options.start, Start::Finetune(_)) {
+                    shift_bias(team, &mut model, &params, training, input, &sums)?;
+                }
+                Ok((model, params, min_distance))
+            }
+        }
+    }
+}
+
+/// Labels that the loss compares with, and the parameters that the model takes.
+pub fn wants(loss: &EnerLossOptions, fitting: &FittingOptions) -> Wants {
+    Wants {
+        energy: true, // the bias is fitted to energies whatever the loss wants
+        force: loss.force.is_used() || loss.atom_pref_force.is_used(),
+        virial: loss.virial.is_used(),
+        atom_energy: loss.atom_energy.is_used(),
+        atom_pref: loss.atom_pref_force.is_used(),
+        numb_fparam: fitting.numb_fparam,
+        numb_aparam: fitting.numb_aparam,
+    }
+}
+
+/// Opens and checks a data set; the reading is shared over ranks.
+fn open(
+    team: &mut Team,
+    options: &crate::data::options::DataOptions,
+    model: &ModelOptions,
+    wants: &Wants,
+    name: &str,
+) -> Result<Arc<Dataset>> {
+    let opened = Dataset::open(options, &model.type_map, wants);
+    let data = team.agree(opened)?;
+    for line in data.summary(name, 40) {
+        log::info!("{line}");
+    }
+    let (rank, size) = (team.rank(), team.size());
+    let own: Vec<_> = data.systems.iter().skip(rank).step_by(size).collect();
+    let checked = own.par_iter().try_for_each(|system| system.check_finite(&|_| ()));
+    team.agree(checked)?;
+    Ok(Arc::new(data))
+}
+
+/// Shortest distance and largest numbers of neighbours over the whole training set.
+fn neighbor_statistics(
+    team: &mut Team,
+    options: &RunOptions,
+    model: &ModelOptions,
+    data: &Arc<Dataset>,
+    has_origin: bool,
+) -> Result<Option<NeighborStat>> {
+    let DescriptorOptions::SeE2A(se) = &model.descriptor;
+    if options.skip_neighbor_stat || has_origin {
+        if matches!(se.sel, Sel::Auto(_)) && !has_origin {
+            bail!(
+                "sel is \"auto\", which needs the neighbour statistics that --skip-neighbor-stat leaves out"
+            );
+        }
+        return Ok(None);
+    }
+    log::info!("Calculating neighbor statistics... (add --skip-neighbor-stat to skip this step)");
+    let n_types = model.type_map.len();
+    let frames: Vec<(usize, usize)> = data
+        .systems
+        .iter()
+        .enumerate()
+        .flat_map(|(s, system)| (0..system.n_frames).map(move |k| (s, k)))
+        .skip(team.rank())
+        .step_by(team.size())
+        .collect();
+    let of_frame = |&(s, k): &(usize, usize)| {
+        let system = &data.systems[s];
+        let stat = NeighborStat::of(&system.read_frame(k)?, se.rcut, n_types);
+        stat.map_err(|e| e.at(format!("{}: frame {k}", system.path)))
+    };
+    let local =
+        frames.par_iter().map(of_frame).try_reduce(|| NeighborStat::empty(n_types), |a, b| Ok(a.merge(&b)));
+    let mine = team.agree(local)?;
+    // An infinite distance has no place in JSON.
+    let finite = NeighborStat { min_distance: mine.min_distance.min(f64::MAX), ..mine };
+    let total = team.gather(&finite)?.iter().fold(NeighborStat::empty(n_types), |a, b| a.merge(b));
+    log::info!("training data with min nbor dist: {}", total.min_distance);
+    log::info!("training data with max nbor size: {:?}", total.max_neighbors);
+    Ok(Some(total))
+}
+
+/// Turns "auto" into numbers, and warns where the numbers of the input are too small.
+fn resolve_sel(
+    model: &mut ModelOptions,
+    full: &mut Value,
+    neighbors: Option<&NeighborStat>,
+    origin: Option<&Origin>,
+) -> Result<()> {
+    let saved = origin.map(|origin| origin.options()).transpose()?;
+    let DescriptorOptions::SeE2A(se) = &mut model.descriptor;
+    let sel = match (&se.sel, neighbors, saved) {
+        (Sel::Fixed(sel), Some(stat), _) => {
+            for (t, (&sel, &most)) in sel.iter().zip(&stat.max_neighbors).enumerate() {
+                if sel < most {
+                    log::warn!(
+                        "sel of type {} is {sel}, but some atom has {most} such neighbors: only the nearest count, and \
+                         energies are not smooth where one drops out",
+                        model.type_map[t]
+                    );
+                }
+            }
+            return Ok(());
+        }
+        (Sel::Fixed(_), None, _) => return Ok(()),
+        (Sel::Auto(ratio), Some(stat), _) => {
+            // A multiple of four above what was found, as DeePMD-kit takes it.
+            let enough = |&most: &usize| ((most.max(1) as f64 * ratio).floor() as usize).div_ceil(4) * 4;
+            stat.max_neighbors.iter().map(enough).collect::<Vec<usize>>()
+        }
+        (Sel::Auto(_), None, Some(saved)) => {
+            let DescriptorOptions::SeE2A(saved) = &saved.descriptor;
+            saved.fixed_sel().to_vec()
+        }
+        (Sel::Auto(_), None, None) => bail!("sel is \"auto\" and there are no neighbour statistics"),
+    };
+    log::info!("sel is set to {sel:?}");
+    full["model"]["descriptor"]["sel"] = sel.clone().into();
+    model.script["descriptor"]["sel"] = sel.clone().into();
+    se.sel = Sel::Fixed(sel);
+    Ok(())
+}
+
+/// Sums over the frames that the statistics look at, and the shortest distance among them.
+struct Sampled {
+    sums: Sums,
+    min_distance: f64,
+    /// System and frame, in the order of the sums.
+    frames: Vec<(usize, usize)>,
+}
+
+fn frames_for_statistics(input: &Input, data: &Dataset) -> Vec<(usize, usize)> {
+    let mut frames = Vec::new();
+    for (s, system) in data.systems.iter().enumerate() {
+        let n = system.n_frames.min(input.model.data_stat_nbatch * data.batch_sizes[s]);
+        frames.extend((0..n).map(|k| (s, k)));
+    }
+    frames
+}
+
+/// Each rank takes every N-th frame; the sums are added in the order of the frames, whatever N is.
+fn sample_statistics(team: &mut Team, input: &Input, data: &Arc<Dataset>) -> Result<Sampled> {
+    let frames = frames_for_statistics(input, data);
+    let DescriptorOptions::SeE2A(se) = &input.model.descriptor;
+    let of_frame = |&(s, k): &(usize, usize)| -> Result<(Sums, f64)> {
+        let system = &data.systems[s];
+        let place = |e: crate::Error| e.at(format!("{}: frame {k}", system.path));
+        let frame = system.read_frame(k)?;
+        let stat = NeighborStat::of(&frame, se.rcut, input.model.type_map.len()).map_err(place)?;
+        Ok((Sums::of(&input.model, &frame).map_err(place)?, stat.min_distance.min(f64::MAX)))
+    };
+    let own: Vec<_> = frames.iter().skip(team.rank()).step_by(team.size()).collect();
+    let local: Result<Vec<(Sums, f64)>> = own.par_iter().map(|frame| of_frame(frame)).collect();
+    let mine = team.agree(local)?;
+    let everyones = team.gather(&mine)?;
+    let mut total: Option<Sums> = None;
+    let mut min_distance = f64::INFINITY;
+    for k in 0..frames.len() {
+        let (sums, distance) = &everyones[k % team.size()][k / team.size()];
+        min_distance = min_distance.min(*distance);
+        total = Some(match total {
+            None => sums.clone(),
+            Some(total) => total.merge(sums.clone()),
+        });
+    }
+    let sums = total.ok_or_else(|| err!("there is no frame to take statistics from"))?;
+    Ok(Sampled { sums, min_distance, frames })
+}
+
+/// A model with statistics of the data and random parameters.
+fn fresh_model(
+    team: &mut Team,
+    input: &Input,
+    data: &Arc<Dataset>,
+    neighbors: Option<&NeighborStat>,
+) -> Result<(Dp, Vec<f64>, f64)> {
+    let sampled = sample_statistics(team, input, data)?;
+    let stats = sampled.sums.finish(&input.model)?;
+    log::info!(
+        "RMSE of energy per atom after linear regression is: {} in the unit of energy.",
+        sampled.sums.energy_rmse_per_atom(&stats.bias)
+    );
+    let stats = as_stored(stats, &input.model);
+    let model = Dp::new(input.model.clone(), stats);
+    let params = model.random_params(input.training.seed);
+    Ok((model, params, neighbors.map_or(sampled.min_distance, |stat| stat.min_distance)))
+}
+
+/// Statistics in the precision in which a model file stores them, so that a file predicts what was trained.
+fn as_stored(mut stats: DpStatistics, model: &ModelOptions) -> DpStatistics {
+    use crate::model::dp::options::Precision;
+    let DescriptorOptions::SeE2A(se) = &model.descriptor;
+    let round = |x: &mut f64| *x = f64::from(*x as f32);
+    if se.precision == Precision::Float32 {
+        stats.davg.iter_mut().chain(&mut stats.dstd).flatten().for_each(round);
+    }
+    if model.fitting.precision == Precision::Float32 {
+        let lists = [
+            &mut stats.fparam_avg,
+            &mut stats.fparam_inv_std,
+            &mut stats.aparam_avg,
+            &mut stats.aparam_inv_std,
+        ];
+        lists.into_iter().flatten().for_each(round);
+    }
+    stats
+}
+
+/// Fits the energy bias to what the model does not explain of the new data.
+fn shift_bias(
+    team: &mut Team,
+    model: &mut Dp,
+    params: &[f64],
+    data: &Arc<Dataset>,
+    input: &Input,
+    sampled: &Sampled,
+) -> Result<()> {
+    let mode = EmbeddingMode::Chebyshev { min_distance: sampled.min_distance };
+    let mut engine = CpuEngine::<f64>::new(Arc::new(model.clone()), 1, mode, None)?;
+    let prepare = engine.preparer();
+    let mut predict = |frame: &Frame| -> Result<f64> {
+        let mut out = Prediction::default();
+        engine.evaluate(&mut out, params, &[&prepare(frame)?]);
+        Ok(out.energy[0])
+    };
+    let local: Result<Vec<f64>> = sampled
+        .frames
+        .iter()
+        .skip(team.rank())
+        .step_by(team.size())
+        .map(|&(s, k)| predict(&data.systems[s].read_frame(k)?))
+        .collect();
+    let mine = team.agree(local)?;
+    let everyones = team.gather(&mine)?;
+    let size = team.size();
+    let predicted: Vec<f64> = (0..sampled.frames.len()).map(|k| everyones[k % size][k / size]).collect();
+    let shift = sampled.sums.bias_shift(&input.model, &predicted)?;
+    log::info!("energy bias {:?} is shifted by {shift:?}", model.stats.bias);
+    for (bias, shift) in model.stats.bias.iter_mut().zip(shift) {
+        *bias += shift;
+    }
+    Ok(())
+}
+
+/// Steps of the run; an epoch counts draws of all ranks.
+fn num_steps(input: &Input, data: &Dataset, size: usize) -> u64 {
+    match input.training.length {
+        Length::Steps(steps) => steps,
+        Length::Epochs(epochs) => {
+            let draws = epochs * data.draws_per_epoch() as f64;
+            let steps = (draws / (size * input.training.gradient_accumulation) as f64).ceil().max(1.0) as u64;
+            log::info!("{epochs} epochs are {steps} steps");
+            steps
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What the ranks of a run do together, beyond plain collectives.
+//!
+//! Every rank runs the same collectives in the same order; a failure on one becomes a failure on all, and only one
+//! of them tells the user.
+
+use crate::comm::Communicator;
+use crate::{Error, Result, err};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The ranks of a run.
+pub struct Team {
+    comm: Box<dyn Communicator>,
+}
+
+impl Team {
+    pub fn new(comm: Box<dyn Communicator>) -> Self {
+        Team { comm }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    pub fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// True on the one rank that writes files.
+    pub fn is_root(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// The communicator's name.
+    pub fn engine(&self) -> &str {
+        self.comm.name()
+    }
+
+    /// Does `work` on rank 0 and gives its result to all; its failure is everyone's.
+    pub fn from_root<T: Serialize + DeserializeOwned>(
+        &mut self,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if self.size() == 1 {
+            return work();
+        }
+        let mine = self.is_root().then(work);
+        let mut bytes = match &mine {
+            Some(Ok(value)) => encode(&Ok::<_, String>(value))?,
+            Some(Err(e)) => encode(&Err::<T, _>(e.to_string()))?,
+            None => Vec::new(),
+        };
+        self.comm.broadcast(0, &mut bytes)?;
+        match mine {
+            Some(result) => result,
+            None => decode::<std::result::Result<T, String>>(&bytes)?
+                .map_err(|e| err!("rank 0: {e}").told_elsewhere()),
+        }
+    }
+
+    /// Passes a local result on where every rank succeeded; otherwise everyone fails, and the first that did says why.
+    pub fn agree<T>(&mut self, local: Result<T>) -> Result<T> {
+        if self.size() == 1 {
+            return local;
+        }
+        let message = local.as_ref().err().map(|e| e.to_string()).unwrap_or_default();
+        let all = self.comm.all_gather(message.as_bytes())?;
+        let Some(first) = all.iter().position(|m| !m.is_empty()) else { return local };
+        match local {
+            Err(e) if first == self.rank() => Err(e),
+            _ => Err(err!("rank {first}: {}", String::from_utf8_lossy(&all[first])).told_elsewhere()),
+        }
+    }
+
+    /// Everyone's value, by rank.
+    pub fn gather<T: Serialize + DeserializeOwned>(&mut self, mine: &T) -> Result<Vec<T>> {
+        let bytes = encode(mine)?;
+        if self.size() == 1 {
+            return Ok(vec![decode(&bytes)?]);
+        }
+        self.comm.all_gather(&bytes)?.iter().map(|bytes| decode(bytes)).collect()
+    }
+
+    /// Everyone's bytes, by rank.
+    pub fn gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        if self.size() == 1 { Ok(vec![mine.to_vec()]) } else { self.comm.all_gather(mine) }
+    }
+
+    /// Rank 0's numbers for all.
+    pub fn broadcast(&mut self, x: &mut Vec<f64>) -> Result<()> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        let mut bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.comm.broadcast(0, &mut bytes)?;
+        *x = bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect();
+        Ok(())
+    }
+
+    /// Sums over ranks, in place.
+    pub fn sum(&mut self, x: &mut [f64]) -> Result<()> {
+        if self.size() == 1 { Ok(()) } else { self.comm.all_reduce_sum_f64(x) }
+    }
+
+    /// Exact sums over ranks, in place.
+    pub fn sum_exact(&mut self, x: &mut [i64]) -> Result<()> {
+        if self.size() == 1 { Ok(()) } else { self.comm.all_reduce_sum_i64(x) }
+    }
+
+    /// Waits for everyone.
+    pub fn barrier(&mut self) -> Result<()> {
+        if self.size() == 1 { Ok(()) } else { self.comm.barrier() }
+    }
+
+    /// Ends the run in agreement, or tells the others why this rank cannot go on.
+    pub fn part(self, outcome: &Result<()>) -> Result<()> {
+        match outcome {
+            Ok(()) => self.comm.finish(),
+            Err(e) => {
+                if !e.is_told_elsewhere() {
+                    self.comm.abort(e.message());
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).map_err(|e| Error::new(format!("cannot pass a value to the other ranks: {e}")))
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes)
+        .map_err(|e| Error::new(format!("another rank sent what cannot be read: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_team<T: Send>(n: usize, work: impl Fn(&mut Team) -> T + Sync) -> Vec<T> {
+        let comms = crate::comm::local_group(n);
+        std::thread::scope(|scope| {
+            let handles: Vec<_> = comms
+                .into_iter()
+                .map(|comm| {
+                    let work = &work;
+                    scope.spawn(move || {
+                        let mut team = Team::new(comm);
+                        let out = work(&mut team);
+                        let _ = team.part(&Ok(()));
+                        out
+                    })
+                })
+                .collect();
+            handles.into_iter().map(|h| h.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn a_failure_on_one_rank_is_a_failure_on_all_and_one_tells() {
+        let results = in_team(3, |team| {
+            let local = if team.rank() == 1 { Err(err!("no data")) } else { Ok(7) };
+            team.agree(local)
+        });
+        assert!(results.iter().all(|r| r.is_err()));
+        let telling: Vec<bool> =
+            results.iter().map(|r| !r.as_ref().unwrap_err().is_told_elsewhere()).collect();
+        assert_eq!(telling, [false, true, false]);
+    }
+
+    #[test]
+    fn what_rank_0_finds_is_known_to_all() {
+        let results = in_team(3, |team| {
+            let rank = team.rank();
+            team.from_root(|| Ok(vec![rank as f64 + 0.1, 1.0 / 3.0])).unwrap()
+        });
+        assert!(results.iter().all(|r| *r == [0.1, 1.0 / 3.0]));
+    }
+
+    #[test]
+    fn everyones_values_arrive_by_rank() {
+        let results = in_team(2, |team| team.gather(&team.rank()).unwrap());
+        assert_eq!(results, [vec![0, 1], vec![0, 1]]);
+    }
+}
