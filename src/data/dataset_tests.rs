@@ -132,7 +132,7 @@ fn close(found: &[f64], want: &[f64]) {
     assert!(found.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?}, wanted {want:?}");
 }
 
-/// The numbers of batches are 2, 4 and 3.
+/// The numbers of batches are 2, 4 and 3. Blocks and lists: what DeePMD-kit 3.2 gives for the same.
 #[test]
 fn weights_follow_the_rule() {
     let files = tree();

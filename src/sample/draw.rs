@@ -5,6 +5,7 @@
 //! through all draws (a few nanoseconds each) and works on its own; a restart steps to where it was.
 
 use super::permute::{self, Permutation};
+use crate::data::Dataset;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::sync::Arc;
@@ -45,6 +46,12 @@ impl Pool {
         assert!(n_frames.iter().all(|&n| n > 0), "every system holds a frame");
         assert!(batch_sizes.iter().all(|&n| n > 0), "every batch holds a frame");
         Pool { table: AliasTable::new(weights), n_frames, batch_sizes }
+    }
+
+    /// Draws from the systems of a data set.
+    pub fn from_dataset(dataset: &Dataset) -> Pool {
+        let n_frames = dataset.systems.iter().map(|system| system.n_frames).collect();
+        Self::new(n_frames, dataset.batch_sizes.clone(), &dataset.weights)
     }
 
     fn n_batches(&self, system: usize) -> u64 {

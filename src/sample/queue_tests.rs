@@ -3,7 +3,9 @@
 use super::cache::Prepared;
 use super::draw::{Draw, Pool, Purpose, Sampler};
 use super::queue::{FrameId, Queue, QueueOptions};
-use crate::data::{Frame, Labels};
+use crate::data::options::{BatchSize, SystemWeights};
+use crate::data::testing::{TestSystem, names};
+use crate::data::{Dataset, Frame, Labels, System, Wants};
 use crate::err;
 use crate::error::Result;
 use std::sync::Arc;
@@ -212,4 +214,25 @@ fn a_budget_below_one_frame_caches_nothing_and_still_works() {
     let (reads, hits, most) = run_with_budget(100);
     assert_eq!((hits, most), (0, 0));
     assert!(reads >= draws(0, 400).iter().map(|draw| draw.frames.len()).sum::<usize>());
+}
+
+#[test]
+fn frames_of_a_data_set_on_disk_come_out_as_they_were_written() {
+    let files = [TestSystem::water(5), TestSystem::water(2)];
+    let wants = Wants { energy: true, ..Wants::default() };
+    let open = |files: &TestSystem| System::open(&files.path(), &names(&["O", "H"]), &wants).unwrap();
+    let systems = files.iter().map(open).collect();
+    let dataset = Arc::new(Dataset::new(systems, &BatchSize::Fixed(2), &SystemWeights::BySize).unwrap());
+    let sampler = Sampler::new(Arc::new(Pool::from_dataset(&dataset)), 1, Purpose::Training);
+    let source = dataset.clone();
+    let read = move |id: FrameId| source.systems[id.system].read_frame(id.frame);
+    let mut queue =
+        Queue::start(sampler, OPTIONS, read, |_| Ok(Tag(FrameId { system: 0, frame: 0 }))).unwrap();
+    for _ in 0..30 {
+        for loaded in queue.next().unwrap().frames {
+            let want = dataset.systems[loaded.id.system].read_frame(loaded.id.frame).unwrap();
+            assert_eq!(loaded.frame, want);
+            assert_eq!(want.labels.energy, Some(-100.0 + 0.25 * loaded.id.frame as f64));
+        }
+    }
 }

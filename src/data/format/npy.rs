@@ -286,8 +286,8 @@ impl Header {
         })
     }
 
-    /// The one spelling that numpy uses. The general parser takes any Python literal, and 50 times as long:
-    /// that would be most of the time to open thousands of systems.
+    /// The one spelling that numpy uses. The general parser takes any Python literal, and 50 times as long
+    /// (29 us): that adds seconds to the start with thousands of systems.
     fn as_numpy_writes_it(start: &[u8]) -> Option<Header> {
         let rest = start.strip_prefix(b"\x93NUMPY\x01\x00")?;
         let (length, rest) = rest.split_first_chunk::<2>()?;
