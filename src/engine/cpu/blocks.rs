@@ -11,6 +11,7 @@ use super::frame::{CpuFrame, Features};
 use super::pairs::{self, CHUNK};
 use super::pool::{Parts, Pool};
 use super::real::Real;
+use super::vacuum::Vacuum;
 use super::{Prediction, Seeds, descriptor};
 use crate::model::dp::Dp;
 use std::sync::Arc;
@@ -123,6 +124,29 @@ impl<'a, T: Real> Batch<'a, T> {
             sizes[s.center] += s.n;
         }
         sizes
+    }
+
+    /// dL/denergy of every atom, by type.
+    pub fn energy_seeds(&self, seeds: &Seeds) -> Vec<Vec<f64>> {
+        let mut out = vec![Vec::new(); self.model.n_types()];
+        for s in &self.segments {
+            for r in s.local..s.local + s.n {
+                let atom = self.first_atom[s.frame] + self.frames[s.frame].order[r] as usize;
+                out[s.center].push(seeds.dl_energy[s.frame] + seeds.dl_atom_energy[atom]);
+            }
+        }
+        out
+    }
+
+    /// Inputs of the fitting nets beside the descriptor, by type.
+    pub fn extra_inputs(&self) -> Vec<Vec<f64>> {
+        let n_extra = self.model.n_extra();
+        let mut out = vec![Vec::new(); self.model.n_types()];
+        for s in &self.segments {
+            let rows = &self.frames[s.frame].extra[s.local * n_extra..(s.local + s.n) * n_extra];
+            out[s.center].extend(rows.iter().map(|x| x.to_f64()));
+        }
+        out
     }
 
     /// First row of each type.
@@ -337,6 +361,7 @@ pub fn collect<T: Real>(
     batch: &Batch<T>,
     buffers: &Buffers<T>,
     fitting: &Fitting<T>,
+    vacuum: &Vacuum,
 ) {
     let n_types = batch.model.n_types();
     let n_atoms = batch.first_atom[batch.frames.len()];
@@ -351,7 +376,8 @@ pub fn collect<T: Real>(
     for s in &batch.segments {
         let energy = &fitting.energy(s.center)[s.row - first[s.center]..];
         for (k, e) in energy[..s.n].iter().enumerate() {
-            let e = e.to_f64() + batch.model.stats.bias[s.center];
+            let vacuum = vacuum.energy(s.center, s.row - first[s.center] + k);
+            let e = e.to_f64() - vacuum + batch.model.stats.bias[s.center];
             let atom = batch.frames[s.frame].order[s.local + k] as usize;
             out.atom_energy[batch.first_atom[s.frame] + atom] = e;
             out.energy[s.frame] += e;
@@ -408,18 +434,6 @@ fn force_jobs<T: Real>(batch: &Batch<T>) -> Vec<(usize, std::ops::Range<usize>)>
         }
     }
     jobs
-}
-
-/// dL/denergy of every atom, by type.
-pub fn energy_seeds<T: Real>(batch: &Batch<T>, seeds: &Seeds) -> Vec<Vec<T>> {
-    let mut out = vec![Vec::new(); batch.model.n_types()];
-    for s in &batch.segments {
-        for r in s.local..s.local + s.n {
-            let atom = batch.first_atom[s.frame] + batch.frames[s.frame].order[r] as usize;
-            out[s.center].push(T::from_f64(seeds.dl_energy[s.frame] + seeds.dl_atom_energy[atom]));
-        }
-    }
-    out
 }
 
 /// The direction x_dot = -dL/dF (and the strain of dL/dvirial), pushed through pairs, A and descriptor.

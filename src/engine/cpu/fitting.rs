@@ -333,7 +333,7 @@ impl<T: Real> Fitting<T> {
     /// Second pass, reverse over (value, tangent): overwrites the fitting part of `grad` and gives dL/dinput.
     ///
     /// `dl_e[c]` is dL/denergy of each atom of group c.
-    pub fn backward(&mut self, pool: &Pool, grad: &mut [T], params: &[T], dl_e: &[Vec<T>]) {
+    pub fn backward(&mut self, pool: &Pool, grad: &mut [T], params: &[T], dl_e: &[Vec<f64>]) {
         self.output_backward(grad, params, dl_e);
         for l in (0..self.n_hidden()).rev() {
             for (group, net) in self.groups.iter_mut().zip(&self.nets) {
@@ -344,7 +344,7 @@ impl<T: Real> Fitting<T> {
         self.weight_gradients(pool, grad);
     }
 
-    fn output_backward(&mut self, grad: &mut [T], params: &[T], dl_e: &[Vec<T>]) {
+    fn output_backward(&mut self, grad: &mut [T], params: &[T], dl_e: &[Vec<f64>]) {
         let last = self.n_hidden();
         for ((group, net), dl_e) in self.groups.iter_mut().zip(&self.nets).zip(dl_e) {
             let shape = &net.layers[last];
@@ -357,6 +357,7 @@ impl<T: Real> Fitting<T> {
             dw.fill(T::ZERO);
             let mut db = T::ZERO;
             for (r, &dl) in dl_e.iter().enumerate() {
+                let dl = T::from_f64(dl);
                 // e = x w + b has the adjoint dl, e_dot = x_dot w the adjoint 1.
                 axpy(dw, dl, &x[r * n_in..(r + 1) * n_in]);
                 add(dw, &x[(n + r) * n_in..(n + r + 1) * n_in]);

@@ -16,6 +16,7 @@ pub mod frame;
 pub mod descriptor;
 pub mod direct;
 pub mod fitting;
+mod vacuum;
 mod blocks;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use frame::{CpuFrame, empty_slot};
 use pool::Pool;
 use real::Real;
 use std::sync::{Arc, RwLock};
+use vacuum::Vacuum;
 
 /// How the embedding net is evaluated.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,6 +56,7 @@ pub struct CpuEngine<T> {
     range: (f64, f64),
     series: Series,
     fitting: Fitting<T>,
+    vacuum: Vacuum,
     buffers: Buffers<T>,
     weights: Vec<T>,
     gradient: Vec<T>,
@@ -78,6 +81,7 @@ impl<T: Real> CpuEngine<T> {
             range,
             series: Series::default(),
             fitting: Fitting::new(model.fitting.clone()),
+            vacuum: Vacuum::default(),
             buffers: Buffers::default(),
             weights: Vec::new(),
             gradient: Vec::new(),
@@ -172,7 +176,8 @@ impl<T: Real> Engine for CpuEngine<T> {
         self.fitting.forward(&self.pool, weights);
         self.fitting.backward_input(&self.pool, weights);
         blocks::differentiate(&self.pool, &batch, &mut self.buffers, &self.fitting);
-        blocks::collect(&self.pool, out, &batch, &self.buffers, &self.fitting);
+        self.vacuum.forward(&self.model, params, &batch.extra_inputs());
+        blocks::collect(&self.pool, out, &batch, &self.buffers, &self.fitting, &self.vacuum);
     }
 
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
@@ -181,10 +186,11 @@ impl<T: Real> Engine for CpuEngine<T> {
         let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
         blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);
         self.fitting.tangent(&self.pool, weights);
-        let dl_e = blocks::energy_seeds::<T>(&batch, seeds);
+        let dl_e = batch.energy_seeds(seeds);
         let gradient = T::target(grad, &mut self.gradient);
         self.fitting.backward(&self.pool, gradient, weights, &dl_e);
         T::deliver(grad, &self.gradient);
+        self.vacuum.backward_add(grad, &self.model, params, &dl_e);
         blocks::adjoint(&self.pool, &batch, &mut self.buffers, &self.fitting);
         blocks::embedding_gradient(&self.pool, grad, &batch, &mut self.buffers, &self.series);
     }

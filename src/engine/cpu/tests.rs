@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::reference::ReferenceEngine;
-use crate::engine::reference::tests::{frame, model, options};
+use crate::engine::reference::tests::{frame, model, model_with, options};
 use crate::model::activation::Activation;
 use crate::model::dp::options::SeE2AOptions;
 
@@ -36,7 +36,10 @@ fn deviation(got: &[f64], want: &[f64]) -> f64 {
 }
 
 fn compare<T: Real>(descriptor: SeE2AOptions, mode: EmbeddingMode, threads: usize, tolerance: f64) {
-    let model = model(descriptor);
+    compare_models::<T>(model(descriptor), mode, threads, tolerance);
+}
+
+fn compare_models<T: Real>(model: Arc<Dp>, mode: EmbeddingMode, threads: usize, tolerance: f64) {
     let params = model.random_params(9);
     let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
     let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
@@ -98,4 +101,10 @@ fn results_do_not_depend_on_the_number_of_threads() {
     let one = run(&mut CpuEngine::<f64>::new(model.clone(), 1, SERIES, None).unwrap(), &params, &frames);
     let three = run(&mut CpuEngine::<f64>::new(model, 3, SERIES, None).unwrap(), &params, &frames);
     assert_eq!(one, three);
+}
+
+#[test]
+fn energies_of_isolated_atoms_are_taken_off_as_the_reference_does() {
+    let with_inputs = model_with(options(), |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
+    compare_models::<f64>(with_inputs, SERIES, 2, 1e-9);
 }

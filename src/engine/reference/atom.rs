@@ -43,6 +43,8 @@ struct Forward {
     a: Matrix,
     fitting: Vec<Trace>,
     energy: f64,
+    /// The fitting net at a descriptor of zero, where it is taken off.
+    vacuum: Option<Vec<Trace>>,
 }
 
 fn forward(model: &Dp, params: &[f64], view: &AtomView) -> Forward {
@@ -57,7 +59,18 @@ fn forward(model: &Dp, params: &[f64], view: &AtomView) -> Forward {
     let mut x = product(model, &a, &a);
     x.extend(&view.extra);
     let (e, fitting) = layer::net_forward(&model.fitting[view.center], params, &x);
-    Forward { g, embedding, a, fitting, energy: e[0] }
+    let vacuum = model.removes_vacuum(view.center).then(|| vacuum(model, params, view));
+    let energy = e[0] - vacuum.as_ref().map_or(0.0, |(e, _)| *e);
+    Forward { g, embedding, a, fitting, energy, vacuum: vacuum.map(|(_, traces)| traces) }
+}
+
+/// The energy of an atom whose descriptor is zero, which some types have taken off.
+fn vacuum(model: &Dp, params: &[f64], view: &AtomView) -> (f64, Vec<Trace>) {
+    let mut x = vec![0.0; model.n_descriptor()];
+    x.extend(&view.extra);
+    let (e, mut traces) = layer::net_forward(&model.fitting[view.center], params, &x);
+    layer::net_tangent(&model.fitting[view.center], params, &mut traces, &vec![0.0; x.len()]);
+    (e[0], traces)
 }
 
 /// `a[m][c] += scale g[m] row[c]`
@@ -149,6 +162,9 @@ pub fn second_pass(
 
     // Reverse over (value, tangent): the tangent's adjoints are the energy's gradients of the first pass.
     let dl_x = layer::net_backward(grad, fitting, params, &f.fitting, &[dl_e], &[1.0]);
+    if let Some(traces) = &f.vacuum {
+        layer::net_backward(grad, fitting, params, traces, &[-dl_e], &[0.0]);
+    }
     let de_x = layer::net_backward_input(fitting, params, &f.fitting, &[1.0]);
     let mut dl_a = vec![[0.0; 4]; model.n_embed()];
     product_backward_add(&mut dl_a, model, &f.a, &dl_x[..model.n_descriptor()]);

@@ -166,7 +166,12 @@ pub(crate) mod tests {
 
     /// A small model of two types with frame and atomic parameters.
     pub(crate) fn model(descriptor: SeE2AOptions) -> Arc<Dp> {
-        let fitting = FittingOptions {
+        model_with(descriptor, |_| ())
+    }
+
+    /// The same with another fitting net.
+    pub(crate) fn model_with(descriptor: SeE2AOptions, change: impl FnOnce(&mut FittingOptions)) -> Arc<Dp> {
+        let mut fitting = FittingOptions {
             neuron: vec![5, 5, 10],
             activation: Activation::Tanh,
             resnet_dt: true,
@@ -178,6 +183,7 @@ pub(crate) mod tests {
             rcond: None,
             atom_ener: vec![],
         };
+        change(&mut fitting);
         let options = ModelOptions {
             type_map: vec!["A".into(), "B".into()],
             descriptor: DescriptorOptions::SeE2A(descriptor),

@@ -121,8 +121,11 @@ impl Dp {
     }
 
     /// Atoms of these types have the energy of a net minus that of the same net with no neighbours at all.
+    ///
+    /// As in DeePMD-kit: those with an `atom_ener`, and those beyond the end of a list that gives any.
     pub fn removes_vacuum(&self, center: usize) -> bool {
-        self.options.fitting.atom_ener.get(center).is_some_and(|e| e.is_some())
+        let given = &self.options.fitting.atom_ener;
+        given.iter().any(Option::is_some) && given.get(center).is_none_or(Option::is_some)
     }
 
     /// Ranges of the flat vector that the optimiser trains.
