@@ -29,8 +29,16 @@ impl Api {
     pub fn load(name: &OsStr) -> Result<Api, String> {
         // SAFETY: running the initialisers of an MPI library is what its users do. Its plug-ins expect to see its
         // symbols, hence GLOBAL. It is never unloaded, because its threads and exit handlers may outlive us.
-        let library =
-            unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_GLOBAL) }.map_err(|e| e.to_string())?;
+        let library = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_GLOBAL) };
+        let library = library.map_err(|e| {
+            // What the loader said is in the cause.
+            let cause = std::error::Error::source(&e).map_or(e.to_string(), |cause| cause.to_string());
+            if cause.contains(&*name.to_string_lossy()) {
+                cause
+            } else {
+                format!("{}: {cause}", name.display())
+            }
+        })?;
         let library = Box::leak(Box::new(library));
         Api::bind(library).map_err(|symbol| format!("{} has no {symbol}", name.display()))
     }
