@@ -15,13 +15,13 @@ pub fn exercise(comm: &mut dyn Communicator) {
         sums(comm, n);
     }
     for root in [0, size - 1] {
-        for n in [0, 1, 5_000, 700_000] {
+        for n in [0, 1, 5_000, 2_500_000] {
             let mut bytes = if rank == root { pattern(root, n) } else { vec![9; 3] };
             comm.broadcast(root, &mut bytes).unwrap();
             assert!(bytes == pattern(root, n), "broadcast of {n} bytes from {root} to {rank}");
         }
     }
-    for unit in [0, 1, 1_000, 90_000] {
+    for unit in [0, 1, 1_000, 400_000] {
         let all = comm.all_gather(&pattern(rank, rank * unit)).unwrap();
         assert_eq!(all.len(), size);
         for (r, bytes) in all.iter().enumerate() {
