@@ -228,8 +228,13 @@ fn find(name: &str) -> Option<PathBuf> {
     folders.map(|folder| Path::new(folder).join(name)).find(|path| path.is_file())
 }
 
-/// Whether srun can start anything here, within a few seconds.
+/// Whether srun can start anything here, within a few seconds. Asked once.
 fn answers(srun: &Path) -> bool {
+    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ANSWER.get_or_init(|| starts(srun))
+}
+
+fn starts(srun: &Path) -> bool {
     let quiet = || Stdio::null();
     let probe =
         Command::new(srun).args(["-n", "1", "--immediate=3", "true"]).stdout(quiet()).stderr(quiet()).spawn();
