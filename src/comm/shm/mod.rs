@@ -23,7 +23,7 @@ use crate::error::Result;
 pub use region::Region;
 use region::{BLOCK, WHY, futex_wait, futex_wake_all};
 
-/// Looks at the barrier before giving the core away: some 20 us, about what waking a sleeper costs.
+/// Looks at the barrier before giving the core away: some 15 us, less than waking a sleeper costs.
 const SPINS: usize = 600;
 /// Offers of the core to whoever wants it, perhaps the rank that is waited for, before going to sleep.
 const YIELDS: usize = 10;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::err;
 use crate::error::Result;
 
-/// Bytes of one rank's buffer: measured, larger ones are not faster, and smaller ones meet too often.
+/// Bytes of one rank's buffer. Sums of 8 MB on two ranks took 0.85 ms with 256 KiB, 0.57 with 512 and 0.53 with this.
 pub const BLOCK: usize = 1 << 20;
 /// Longest reason that [`super::super::Communicator::abort`] can pass on, in bytes.
 pub const WHY: usize = 768;
