@@ -177,6 +177,20 @@ const CASES: &[Case] = &[
         engine: "shared memory",
     },
     Case {
+        name: "srun without MPI",
+        programs: &["srun"],
+        args: "-n {n} --overcommit --mpi=none",
+        env: &[],
+        engine: "shared memory",
+    },
+    Case {
+        name: "srun with pmi2",
+        programs: &["srun"],
+        args: "-n {n} --overcommit --mpi=pmi2",
+        env: &[],
+        engine: "mpi (MPICH",
+    },
+    Case {
         name: "mpirun without an MPI library",
         programs: &["mpirun.openmpi", "orterun", "mpirun.mpich"],
         args: "-np {n}",
@@ -192,6 +206,10 @@ impl Case {
             println!("skipped: {} is not installed ({})", self.name, self.programs.join(", "));
             return None;
         };
+        if program.ends_with("srun") && !answers(&program) {
+            println!("skipped: {}: no Slurm controller answers", self.name);
+            return None;
+        }
         let mut command = Command::new(program);
         let args = self.args.replace("{n}", &n.to_string()).replace("{port}", &free_port().to_string());
         command.args(args.split_whitespace());
@@ -208,6 +226,29 @@ fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let folders = extra.split(':').chain(path.split(':')).filter(|folder| !folder.is_empty());
     folders.map(|folder| Path::new(folder).join(name)).find(|path| path.is_file())
+}
+
+/// Whether srun can start anything here, within a few seconds. Asked once.
+fn answers(srun: &Path) -> bool {
+    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ANSWER.get_or_init(|| starts(srun))
+}
+
+fn starts(srun: &Path) -> bool {
+    let quiet = || Stdio::null();
+    let probe =
+        Command::new(srun).args(["-n", "1", "--immediate=3", "true"]).stdout(quiet()).stderr(quiet()).spawn();
+    let Ok(mut probe) = probe else { return false };
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < deadline {
+        if let Ok(Some(status)) = probe.try_wait() {
+            return status.success();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let _ = probe.kill();
+    let _ = probe.wait();
+    false
 }
 
 fn free_port() -> u16 {

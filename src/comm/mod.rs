@@ -98,6 +98,7 @@ pub fn connect(launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communi
                 );
                 return Ok(comm);
             }
+            Attempt::NotForUs(_) if engine.name == "solo" => {} // nobody wonders why
             Attempt::NotForUs(why) => tried.push(format!("{}: {why}", engine.name)),
             Attempt::Failed(error) => {
                 tried.push(format!("{}: {}", engine.name, error.message()));
@@ -117,8 +118,8 @@ fn refuse(launch: &Launch, tried: &[String], advice: Option<&str>) -> Error {
     };
     let message =
         format!("{} launched {} ranks, but they cannot be joined\n    {tried}", launch.launcher, launch.size);
-    let usual = "install the MPI that belongs to this mpirun, or start the ranks with torchrun or horovodrun; \
-                 one process alone trains without any of them";
+    let usual = "install the MPI that belongs to this launcher (srun: and choose it with --mpi=pmi2 or --mpi=pmix), \
+                 or start the ranks with torchrun or horovodrun; one process alone needs none of them";
     Error::new(message).help(advice.unwrap_or(usual))
 }
 

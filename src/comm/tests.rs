@@ -15,13 +15,13 @@ pub fn exercise(comm: &mut dyn Communicator) {
         sums(comm, n);
     }
     for root in [0, size - 1] {
-        for n in [0, 1, 5_000, 700_000] {
+        for n in [0, 1, 5_000, 2_500_000] {
             let mut bytes = if rank == root { pattern(root, n) } else { vec![9; 3] };
             comm.broadcast(root, &mut bytes).unwrap();
             assert!(bytes == pattern(root, n), "broadcast of {n} bytes from {root} to {rank}");
         }
     }
-    for unit in [0, 1, 1_000, 90_000] {
+    for unit in [0, 1, 1_000, 400_000] {
         let all = comm.all_gather(&pattern(rank, rank * unit)).unwrap();
         assert_eq!(all.len(), size);
         for (r, bytes) in all.iter().enumerate() {
@@ -134,4 +134,43 @@ fn a_rank_that_finishes_while_others_want_more_is_named() {
         let error = zero.barrier().unwrap_err();
         assert_eq!(error.message(), "rank 1 finished, but the others still want barrier");
     });
+}
+
+#[test]
+fn ranks_that_cannot_be_joined_are_refused_with_everything_that_was_tried() {
+    let launch = |vars: &'static [(&str, &str)]| {
+        let env = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
+        crate::launch::Launch::detect(&env, "here").unwrap()
+    };
+    // srun over two hosts without MPI: no meeting place, so nothing is touched.
+    let srun = launch(&[
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_LOCALID", "1"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_TASKS_PER_NODE", "2(x2)"),
+    ]);
+    let error = super::connect(&srun, &CommOptions::default()).err().expect("there is no way to join these");
+    let message = error.message();
+    assert!(message.starts_with("srun launched 4 ranks, but they cannot be joined"), "{message}");
+    for engine in
+        ["mpi: srun does not start MPI programs", "shm: srun offers no meeting place", "tcp: srun offers"]
+    {
+        assert!(message.contains(engine), "{engine:?} is not in {message}");
+    }
+    assert!(error.advice().is_some());
+
+    let wrong = CommOptions { engine: Some("gloo".into()), ..CommOptions::default() };
+    let error = super::connect(&srun, &wrong).err().expect("there is no such engine");
+    assert!(error.message().contains("no engine of that name (there are solo, mpi, shm, tcp)"), "{error}");
+}
+
+#[test]
+fn one_rank_is_solo_whatever_engine_is_asked_for() {
+    let launch = crate::launch::Launch::detect(&|_| None, "here").unwrap();
+    let options = CommOptions { engine: Some("mpi".into()), ..CommOptions::default() };
+    let mut comm = super::connect(&launch, &options).unwrap();
+    assert_eq!((comm.name(), comm.size()), ("solo", 1));
+    exercise(comm.as_mut());
 }

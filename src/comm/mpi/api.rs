@@ -25,7 +25,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Loads a library by path or by a name that the loader finds. `None` if there is no such file.
+    /// Loads a library by path or by a name that the loader finds. An error is what the loader said.
     pub fn load(name: &OsStr) -> Result<Api, String> {
         // SAFETY: running the initialisers of an MPI library is what its users do. Its plug-ins expect to see its
         // symbols, hence GLOBAL. It is never unloaded, because its threads and exit handlers may outlive us.
@@ -172,8 +172,8 @@ impl Api {
 /// All our messages: pairs exchange them in order.
 const TAG: c_int = 7;
 
-/// Which of the three interfaces the library has. An MPICH that also offers the standard's version function but has
-/// its own interface says version -1 or 0 there.
+/// Which of the three interfaces the library has. An MPICH with its own
+/// interface may offer the standard's version function too, but then does not say 1 there.
 fn constants(library: &Library) -> Result<Constants, String> {
     let address = |name: &[u8]| {
         // SAFETY: only the address is taken.

@@ -12,8 +12,8 @@ use std::time::Duration;
 use crate::err;
 use crate::error::Result;
 
-/// Bytes of one rank's buffer. Small enough that the buffers of a few ranks stay in the second-level cache.
-pub const BLOCK: usize = 256 << 10;
+/// Bytes of one rank's buffer. Sums of 8 MB on two ranks took 0.85 ms with 256 KiB, 0.57 with 512 and 0.53 with this.
+pub const BLOCK: usize = 1 << 20;
 /// Longest reason that [`super::super::Communicator::abort`] can pass on, in bytes.
 pub const WHY: usize = 768;
 const MAGIC: u64 = 0x5048_414c_414e_5831;

@@ -136,3 +136,85 @@ pub fn dial(address: &str, port: u16, deadline: Instant) -> std::io::Result<TcpS
         std::thread::sleep(Duration::from_millis(50));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use std::net::TcpListener;
+
+    /// A server that knows the few requests that we make, as PyTorch's answers them.
+    fn serve(mut stream: TcpStream) -> std::io::Result<()> {
+        let mut values: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
+        let number = |stream: &mut TcpStream| -> std::io::Result<u64> {
+            let mut bytes = [0; 8];
+            stream.read_exact(&mut bytes)?;
+            Ok(u64::from_le_bytes(bytes))
+        };
+        let text = |stream: &mut TcpStream| -> std::io::Result<Vec<u8>> {
+            let mut bytes = vec![0; number(stream)? as usize];
+            stream.read_exact(&mut bytes)?;
+            Ok(bytes)
+        };
+        loop {
+            let (mut kind, mut four) = ([0], [0; 4]);
+            stream.read_exact(&mut kind)?;
+            match kind[0] {
+                VALIDATE => {
+                    stream.read_exact(&mut four)?;
+                    assert_eq!(u32::from_le_bytes(four), MAGIC);
+                }
+                PING => {
+                    stream.read_exact(&mut four)?;
+                    stream.write_all(&four)?;
+                }
+                SET => {
+                    let key = text(&mut stream)?;
+                    values.insert(key, text(&mut stream)?);
+                }
+                CHECK => {
+                    assert_eq!(number(&mut stream)?, 1);
+                    let there = values.contains_key(&text(&mut stream)?);
+                    stream.write_all(&[u8::from(!there)])?;
+                }
+                GET => {
+                    let value = values[&text(&mut stream)?].clone();
+                    stream.write_all(&(value.len() as u64).to_le_bytes())?;
+                    stream.write_all(&value)?;
+                }
+                other => panic!("request {other} is not one of ours"),
+            }
+        }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    #[test]
+    fn values_come_back_and_absent_ones_are_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || serve(listener.accept().unwrap().0));
+        let mut store = TorchStore::connect("127.0.0.1", port, soon()).unwrap();
+        store.set("job/a", b"value").unwrap();
+        store.set("job/empty", b"").unwrap();
+        assert_eq!(store.get("job/a", soon()).unwrap(), Some(b"value".to_vec()));
+        assert_eq!(store.get("job/empty", soon()).unwrap(), Some(vec![]));
+        let start = Instant::now();
+        assert_eq!(store.get("job/b", soon()).unwrap(), None);
+        assert!(start.elapsed() >= Duration::from_millis(40), "it waited until the deadline");
+        assert_eq!(store.local_address(), Some(std::net::Ipv4Addr::LOCALHOST.into()));
+    }
+
+    #[test]
+    fn a_store_that_is_not_there_or_not_pytorchs_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"SSH-2.0-x"));
+        let error = TorchStore::connect("127.0.0.1", port, soon()).err().unwrap();
+        assert!(error.message().contains(&format!("127.0.0.1:{port}")), "{error}");
+        let error = TorchStore::connect("127.0.0.1", 1, soon()).err().unwrap();
+        assert!(error.message().starts_with("cannot reach torchrun's store at 127.0.0.1:1:"), "{error}");
+    }
+}
