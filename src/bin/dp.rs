@@ -1,3 +1,5 @@
 //! `dp`: DeePMD-kit's command line, Phalanx underneath.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    phalanx::cli::main(std::env::args_os())
+}
