@@ -1,1 +1,136 @@
 //! Sums, broadcasts and barriers over ranks.
+//!
+//! [`connect`] turns a [`Launch`] into a [`Communicator`] that joins **all** ranks of the job, or into an error that
+//! says what was tried. It never falls back to fewer ranks: N copies that train into the same files look like one job.
+//!
+//! Every rank must run the same collectives in the same order. A rank that dies or falls silent becomes an error on
+//! all the others that names it: see [`pulse`].
+
+pub mod element;
+pub mod options;
+pub mod pulse;
+mod process;
+mod net;
+mod star;
+mod pairwise;
+mod solo;
+mod shm;
+mod tcp;
+mod store;
+mod mpi;
+
+use crate::error::{Error, Result};
+use crate::launch::Launch;
+pub use options::CommOptions;
+use store::Meeting;
+
+/// A group of ranks that compute in lockstep.
+///
+/// After an error a communicator is of no further use: tell the others with [`Communicator::abort`] and end.
+pub trait Communicator: Send {
+    /// What carries the data, for the log: "solo", "shared memory", "mpi (Open MPI v4.1.4)".
+    fn name(&self) -> &str;
+    /// My number, 0 to `size - 1`.
+    fn rank(&self) -> usize;
+    /// Number of ranks.
+    fn size(&self) -> usize;
+    /// Sums over ranks, in place. The result has the same bits on every rank, and in every run with as many ranks.
+    fn all_reduce_sum_f64(&mut self, x: &mut [f64]) -> Result<()>;
+    /// Sums over ranks, in place, in single precision. The same promise as for `f64`.
+    fn all_reduce_sum_f32(&mut self, x: &mut [f32]) -> Result<()>;
+    /// Sums over ranks, in place, exactly; wraps around on overflow.
+    fn all_reduce_sum_i64(&mut self, x: &mut [i64]) -> Result<()>;
+    /// Gives every rank the bytes of `root`, whatever the length was before.
+    fn broadcast(&mut self, root: usize, bytes: &mut Vec<u8>) -> Result<()>;
+    /// Gives every rank the bytes of all ranks, by rank; lengths may differ.
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// Returns when every rank has come.
+    fn barrier(&mut self) -> Result<()>;
+    /// Tells the others why this rank is about to end with an error. Best effort; returns at once or nearly so.
+    fn abort(&self, why: &str);
+    /// Parts in agreement, after the last collective. Dropping a communicator without it counts as leaving early.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+/// One way to join ranks.
+struct Engine {
+    /// The name that [`CommOptions::engine`] may ask for.
+    name: &'static str,
+    /// Joins all ranks, says why it is not made for this launch, or fails.
+    connect: fn(&mut Meeting, &CommOptions) -> Attempt,
+}
+
+/// What came of one engine.
+enum Attempt {
+    /// All ranks are joined.
+    Connected(Box<dyn Communicator>),
+    /// Not made for this launch, and nothing was touched: the next engine may try. Every rank must conclude the same.
+    NotForUs(String),
+    /// Made for this launch and failed: no other engine may try, because the ranks may disagree about how it failed.
+    Failed(Error),
+}
+
+/// Every engine, best first. MPI goes before the built-in ones because only MPI knows the network between hosts
+/// that an mpirun spans; shared memory goes before TCP because it is faster wherever it is possible.
+const COMMUNICATORS: &[Engine] = &[
+    Engine { name: "solo", connect: solo::connect },
+    Engine { name: "mpi", connect: mpi::connect },
+    Engine { name: "shm", connect: store::connect_shm },
+    Engine { name: "tcp", connect: store::connect_tcp },
+];
+
+/// Joins all ranks of the job.
+///
+/// Fails on every rank when it fails on one; the message is the same on all of them wherever the cause is, so that
+/// it is enough if rank 0 shows it.
+pub fn connect(launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communicator>> {
+    let mut meeting = Meeting::new(launch, options);
+    let mut tried = Vec::new();
+    for engine in COMMUNICATORS {
+        if options.engine.as_deref().is_some_and(|wanted| wanted != engine.name && launch.size > 1) {
+            continue;
+        }
+        match (engine.connect)(&mut meeting, options) {
+            Attempt::Connected(comm) => {
+                assert!(
+                    comm.size() == launch.size,
+                    "an engine connected another number of ranks than were launched"
+                );
+                return Ok(comm);
+            }
+            Attempt::NotForUs(why) => tried.push(format!("{}: {why}", engine.name)),
+            Attempt::Failed(error) => {
+                tried.push(format!("{}: {}", engine.name, error.message()));
+                return Err(refuse(launch, &tried, error.advice()));
+            }
+        }
+    }
+    Err(refuse(launch, &tried, None))
+}
+
+/// The one message for a job whose ranks cannot be joined.
+fn refuse(launch: &Launch, tried: &[String], advice: Option<&str>) -> Error {
+    let known = COMMUNICATORS.iter().map(|e| e.name).collect::<Vec<_>>().join(", ");
+    let tried = match tried.is_empty() {
+        true => format!("no engine of that name (there are {known})"),
+        false => tried.join("\n    "),
+    };
+    let message =
+        format!("{} launched {} ranks, but they cannot be joined\n    {tried}", launch.launcher, launch.size);
+    let usual = "install the MPI that belongs to this mpirun, or start the ranks with torchrun or horovodrun; \
+                 one process alone trains without any of them";
+    Error::new(message).help(advice.unwrap_or(usual))
+}
+
+/// `n` connected ranks inside this process, over the shared-memory engine: for tests, one thread each.
+pub fn local_group(n: usize) -> Vec<Box<dyn Communicator>> {
+    local_group_with(n, &CommOptions::default())
+}
+
+/// [`local_group`] with limits of its own.
+pub fn local_group_with(n: usize, options: &CommOptions) -> Vec<Box<dyn Communicator>> {
+    shm::local_group(n, options)
+}
+
+#[cfg(test)]
+mod tests;

@@ -48,6 +48,9 @@ fn join_errors(mut errors: Vec<Error>) -> Error {
     }
 }
 
+/// The key that selects a variant, so that it is among the known names.
+static TAG_KEY: Key = Key::new(TAG, Kind::Text);
+
 struct Checker {
     root: &'static Table,
     errors: Vec<Error>,
@@ -70,7 +73,8 @@ impl Checker {
             },
         };
         let own = variant.map_or(&[][..], |v| v.keys);
-        let keys: Vec<&'static Key> = table.keys.iter().chain(own).collect();
+        let tag = variant.map(|_| &TAG_KEY);
+        let keys: Vec<&'static Key> = tag.into_iter().chain(table.keys).chain(own).collect();
         for (name, value) in map.iter().filter(|(name, _)| !name.starts_with('_')) {
             if let (TAG, Some(variant)) = (name.as_str(), variant) {
                 out.insert(TAG.into(), variant.name.into());
@@ -104,7 +108,8 @@ impl Checker {
             None => variants.default,
             Some(Value::String(name)) => name,
             Some(other) => {
-                let error = err!("found {}, wanted the name of a {}", found(other), variants.what);
+                let error =
+                    err!("found {}, wanted the name of {}", found(other), with_article(variants.what));
                 self.fail(&tag, error);
                 return None;
             }
@@ -118,7 +123,7 @@ impl Checker {
                 None
             }
             None => {
-                let error = err!("\"{name}\" is not a {}", variants.what);
+                let error = err!("\"{name}\" is not {}", with_article(variants.what));
                 let names = variants.list.iter().flat_map(|v| v.aliases.iter().chain([&v.name]));
                 let help = did_you_mean(name, names.copied());
                 self.fail(&tag, error.help(format!("{help}supported: {}", supported.join(", "))));
@@ -193,7 +198,7 @@ impl Checker {
         match (kind, value) {
             (Kind::Any, _) | (Kind::Null, Value::Null) | (Kind::Bool, Value::Bool(_)) => Some(value.clone()),
             (Kind::Text, Value::String(_)) => Some(value.clone()),
-            (Kind::Int(min, max), Value::Number(_)) => self.int(path, kind, value, *min, *max),
+            (Kind::Int(..), Value::Number(_)) => self.int(path, kind, unit, value),
             (Kind::Float(range), Value::Number(n)) => match n.as_f64() {
                 Some(x) if x.is_finite() && range.contains(x) => Some(value.clone()),
                 _ => self.wrong(path, kind, unit, value),
@@ -224,13 +229,14 @@ impl Checker {
     }
 
     /// Integers may be written as 1e6 or 1000.0, as long as they are whole.
-    fn int(&mut self, path: &str, kind: &Kind, value: &Value, min: i128, max: i128) -> Option<Value> {
+    fn int(&mut self, path: &str, kind: &Kind, unit: &str, value: &Value) -> Option<Value> {
+        let Kind::Int(min, max) = *kind else { panic!("{path} is checked as an integer without being one") };
         match whole_number(value) {
             Some(n) if (min..=max).contains(&n) => Some(match i64::try_from(n) {
                 Ok(n) => Value::from(n),
                 Err(_) => Value::from(n as u64), // the ranges of tables end at u64::MAX
             }),
-            _ => self.wrong(path, kind, "", value),
+            _ => self.wrong(path, kind, unit, value),
         }
     }
 
@@ -271,7 +277,7 @@ impl Checker {
             places_of(name, "", self.root, &mut elsewhere);
         }
         let place = match elsewhere.first() {
-            Some(place) => format!("`{name}` is a key of `{place}`; "),
+            Some(place) => format!("`{name}` is a key of {place}; "),
             None => String::new(),
         };
         let here = if path.is_empty() { String::from("known keys") } else { format!("known keys of {path}") };
@@ -370,6 +376,15 @@ fn key_names(keys: &[Key]) -> String {
     keys.iter().filter(|k| is_usable(k)).map(|k| k.name).collect::<Vec<_>>().join(", ")
 }
 
+fn with_article(noun: &str) -> String {
+    format!("{} {noun}", if noun.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" })
+}
+
+/// "1 number", "2 numbers".
+pub fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
 /// `parent.key`, or `key` at the top.
 pub fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.into() } else { format!("{path}.{key}") }
@@ -389,13 +404,14 @@ pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Str
     }
 }
 
-/// The objects in which a key of this name would be right.
+/// The objects in which a key of this name would be right, in words.
 fn places_of(name: &str, path: &str, table: &'static Table, places: &mut Vec<String>) {
-    let variants = table.variants.map_or(&[][..], |v| v.list);
-    let own = variants.iter().filter(|v| v.supported).flat_map(|v| v.keys);
-    for key in table.keys.iter().chain(own) {
+    let variants = table.variants.map_or(&[][..], |v| v.list).iter().filter(|v| v.supported);
+    let own = variants
+        .flat_map(|v| v.keys.iter().map(move |key| (key, format!("`{path}` of type \"{}\"", v.name))));
+    for (key, place) in table.keys.iter().map(|key| (key, format!("`{path}`"))).chain(own) {
         if key.is_called(name) && is_usable(key) && !path.is_empty() {
-            places.push(path.to_string());
+            places.push(place);
         }
         let inside = match key.kind {
             Kind::OneOf(kinds) => kinds.iter().copied().find(|k| matches!(k, Kind::Object(_))),
@@ -414,7 +430,7 @@ mod tests {
     use serde_json::json;
 
     fn even(text: &str) -> Result<()> {
-        if text.len() % 2 == 0 { Ok(()) } else { Err(err!("\"{text}\" is odd")) }
+        if text.len().is_multiple_of(2) { Ok(()) } else { Err(err!("\"{text}\" is odd")) }
     }
 
     static INNER: Table = Table {
@@ -459,7 +475,7 @@ mod tests {
         let m = message(json!({"shape": {"radiuss": 1, "radius": 1}}));
         assert_eq!(
             m,
-            "shape.radiuss: unknown key\n  help: did you mean `radius`? known keys of shape: width, radius"
+            "shape.radiuss: unknown key\n  help: did you mean `radius`? known keys of shape: type, width, radius"
         );
         let m = message(json!({"shape": {"radius": 1}, "width": 1}));
         assert!(m.contains("`width` is a key of `shape`"), "{m}");

@@ -76,7 +76,10 @@ fn variant_keys(out: &mut String, depth: usize, variant: &Variant) {
 
 /// Type, default, unit, other names and standing of a key.
 fn facts(key: &Key) -> String {
-    let mut facts = vec![key.kind.wanted()];
+    let mut facts = match key.kind {
+        Kind::Any => Vec::new(),
+        kind => vec![kind.wanted()],
+    };
     if !key.unit.is_empty() {
         facts.push(format!("in {}", key.unit));
     }

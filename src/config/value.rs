@@ -59,18 +59,35 @@ fn parse_json(text: &str) -> Result<Value> {
         match what {
             "trailing comma" => error.help("JSON allows no comma before a closing brace or bracket"),
             "key must be a string" => error.help("write keys in double quotes; JSON has no comments"),
+            "expected value" => {
+                error.help("JSON has no NaN, Infinity, None, True or False; strings need double quotes")
+            }
             _ => error,
         }
     })
 }
 
 fn parse_yaml(text: &str) -> Result<Value> {
-    serde_saphyr::from_str::<Node>(text).map(|node| node.0).map_err(|e| {
+    // Only true and false are truth values: N, NO and Y are atoms and molecules.
+    let options = serde_saphyr::options! { strict_booleans: true };
+    serde_saphyr::from_str_with_options::<Node>(text, options).map(|node| node.0).map_err(|e| {
         let full = e.without_snippet().to_string();
         let Some(at) = e.location() else { return err!("{full}") };
         let what = full.split(&format!(" at line {}", at.line())).next().unwrap_or(&full).trim();
-        err!("line {}, column {}: {what}", at.line(), at.column())
+        err!("line {}, column {}: {}", at.line(), at.column(), yaml_message(what))
     })
+}
+
+/// The parser advises programmers on its settings; our reader wants to know about the file.
+fn yaml_message(what: &str) -> String {
+    if let Some(rest) = what.strip_prefix("duplicate mapping key: ") {
+        let key = rest.split(", set ").next().unwrap_or(rest);
+        return format!("the key `{key}` stands twice in one object");
+    }
+    if let Some(number) = what.strip_prefix("non-finite float ").and_then(|rest| rest.split('`').nth(1)) {
+        return format!("{number} is not a finite number");
+    }
+    what.to_string()
 }
 
 /// A value that was read strictly: no key twice, no number that is not finite, no bottomless nesting.
@@ -175,8 +192,9 @@ mod tests {
 
     #[test]
     fn yaml_and_json_give_the_same_value() {
-        let yaml = "a:\n  b: [1, 2.5, text]\n  c: true\n  d: null\n  e: 1e-3\nno: NO\n";
-        let json = r#"{"a": {"b": [1, 2.5, "text"], "c": true, "d": null, "e": 0.001}, "no": "NO"}"#;
+        let yaml = "a:\n  b: [1, 2.5, text]\n  c: true\n  d: null\n  e: 1e-3\ntypes: [NO, N, Y]\n";
+        let json =
+            r#"{"a": {"b": [1, 2.5, "text"], "c": true, "d": null, "e": 0.001}, "types": ["NO", "N", "Y"]}"#;
         assert_eq!(parse(yaml, "yaml").unwrap(), parse(json, "json").unwrap());
         assert_eq!(parse(yaml, "in").unwrap(), parse(json, "in").unwrap());
     }

@@ -121,6 +121,11 @@ struct View<'a> {
     first: &'a [usize],
 }
 
+/// One over the number of real atoms, in float32 as DeePMD-kit's PyTorch backend has it: so the digits agree.
+fn per_atom(frame: &Frame) -> f64 {
+    f64::from(1.0 / real_atoms(frame).count() as f32)
+}
+
 fn real_atoms(frame: &Frame) -> impl Iterator<Item = usize> + '_ {
     (0..frame.n_atoms()).filter(|&i| frame.types[i] >= 0)
 }
@@ -134,15 +139,15 @@ impl View<'_> {
     }
 
     /// An extensive error, divided by the number of atoms as the options say: penalty and slope.
-    fn extensive(&self, error: f64, n: f64, delta: f64) -> (f64, f64) {
+    fn extensive(&self, error: f64, per_atom: f64, delta: f64) -> (f64, f64) {
         match self.options.function {
             LossFunction::Mse => {
-                let norm = if self.options.intensive_ener_virial { n * n } else { n };
-                (error * error / norm, 2.0 * error / norm)
+                let norm = if self.options.intensive_ener_virial { per_atom * per_atom } else { per_atom };
+                (error * error * norm, 2.0 * error * norm)
             }
             function => {
-                let (p, slope) = penalty(function, delta, error / n);
-                (p, slope / n)
+                let (p, slope) = penalty(function, delta, error * per_atom);
+                (p, slope * per_atom)
             }
         }
     }
@@ -151,12 +156,12 @@ impl View<'_> {
         let mut sum = Sum { count: self.frames.len() as f64, ..Sum::default() };
         let delta = self.delta(|d| d.energy);
         for (f, frame) in self.frames.iter().enumerate() {
-            let n = real_atoms(frame).count() as f64;
+            let per_atom = per_atom(frame);
             let error = self.out.energy[f] - frame.labels.energy?;
-            let (p, slope) = self.extensive(error, n, delta);
+            let (p, slope) = self.extensive(error, per_atom, delta);
             sum.penalty += p / sum.count;
-            sum.square += (error / n).powi(2);
-            sum.absolute += (error / n).abs();
+            sum.square += (error * per_atom).powi(2);
+            sum.absolute += (error * per_atom).abs();
             seeds.dl_energy[f] += weight * slope / sum.count;
         }
         Some(sum)
@@ -166,14 +171,14 @@ impl View<'_> {
         let mut sum = Sum { count: 9.0 * self.frames.len() as f64, ..Sum::default() };
         let delta = self.delta(|d| d.virial);
         for (f, frame) in self.frames.iter().enumerate() {
-            let n = real_atoms(frame).count() as f64;
+            let per_atom = per_atom(frame);
             let label = frame.labels.virial?;
             for k in 0..9 {
                 let error = self.out.virial[f][k] - label[k];
-                let (p, slope) = self.extensive(error, n, delta);
+                let (p, slope) = self.extensive(error, per_atom, delta);
                 sum.penalty += p / sum.count;
-                sum.square += (error / n).powi(2);
-                sum.absolute += (error / n).abs();
+                sum.square += (error * per_atom).powi(2);
+                sum.absolute += (error * per_atom).abs();
                 seeds.dl_virial[f][k] += weight * slope / sum.count;
             }
         }

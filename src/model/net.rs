@@ -107,7 +107,7 @@ impl NetShape {
         self.layers.push(LayerShape {
             n_in,
             n_out,
-            activation: Activation::Linear,
+            activation: Activation::None,
             shortcut,
             w,
             b: Some(b),

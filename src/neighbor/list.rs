@@ -22,32 +22,39 @@ pub struct NeighborList {
 }
 
 impl NeighborList {
-    /// Lists the neighbours within `rcut`, at most `sel[t]` of type t for each atom (the nearest), or all without `sel`.
+    /// Lists the neighbours within `rcut`: all of them, or with `sel` the nearest.
+    ///
+    /// As in DeePMD-kit's PyTorch backend the nearest `sum(sel)` neighbours of any type are taken first, then of
+    /// these at most `sel[t]` of type t: a crowd of one type can push out far neighbours of another.
     ///
     /// Virtual atoms have no neighbours and are nobody's.
     pub fn new(frame: &Frame, rcut: f64, n_types: usize, sel: Option<&[usize]>) -> Result<Self> {
         let cells = Cells::new(frame, rcut)?;
         let mut list = NeighborList { n_types, pairs: Vec::new(), start: vec![0] };
-        let mut by_type: Vec<Vec<Neighbors>> = vec![Vec::new(); n_types];
+        let mut found: Vec<Neighbors> = Vec::new();
         for i in 0..frame.n_atoms() {
+            found.clear();
             if frame.types[i] >= 0 {
                 cells.around(i, |j, d| {
                     let r2 = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
                     let itself = i == j && r2 < 1e-12;
                     if r2 < rcut * rcut && !itself {
-                        by_type[frame.types[j] as usize].push(Neighbors { j: j as u32, d, r: r2.sqrt() });
+                        found.push(Neighbors { j: j as u32, d, r: r2.sqrt() });
                     }
                 });
             }
-            for (t, group) in by_type.iter_mut().enumerate() {
-                // Ties are broken by index and direction, so that the order never depends on the bins.
-                group.sort_by(|a, b| {
-                    a.r.total_cmp(&b.r).then(a.j.cmp(&b.j)).then_with(|| a.d[0].total_cmp(&b.d[0]))
-                });
-                let most = sel.map_or(group.len(), |sel| sel[t].min(group.len()));
-                list.pairs.extend_from_slice(&group[..most]);
+            // Ties are broken by index and direction, so that the order never depends on the bins.
+            found.sort_by(|a, b| {
+                a.r.total_cmp(&b.r).then(a.j.cmp(&b.j)).then_with(|| a.d[0].total_cmp(&b.d[0]))
+            });
+            if let Some(sel) = sel {
+                found.truncate(sel.iter().sum());
+            }
+            for t in 0..n_types {
+                let most = sel.map_or(usize::MAX, |sel| sel[t]);
+                let of_type = found.iter().filter(|n| frame.types[n.j as usize] as usize == t);
+                list.pairs.extend(of_type.take(most));
                 list.start.push(list.pairs.len() as u32);
-                group.clear();
             }
         }
         Ok(list)
@@ -144,8 +151,14 @@ mod tests {
         let all = NeighborList::new(&f, 3.0, 2, None).unwrap();
         let few = NeighborList::new(&f, 3.0, 2, Some(&[3, 2])).unwrap();
         for i in 0..60 {
-            for (t, n) in [(0, 3), (1, 2)] {
-                assert_eq!(few.of(i, t), &all.of(i, t)[..n.min(all.of(i, t).len())]);
+            let mut nearest: Vec<Neighbors> = (0..2).flat_map(|t| all.of(i, t).to_vec()).collect();
+            nearest.sort_by(|a, b| a.r.total_cmp(&b.r));
+            nearest.truncate(5);
+            for (t, most) in [(0, 3), (1, 2)] {
+                let mut want = nearest.clone();
+                want.retain(|n| types[n.j as usize] == t as i32);
+                want.truncate(most);
+                assert_eq!(few.of(i, t), want, "atom {i}, type {t}");
             }
         }
     }

@@ -111,7 +111,7 @@ pub static LEARNING_RATE: Table = Table {
         Key::new("warmup_start_factor", Kind::NOT_NEGATIVE)
             .default("0.0")
             .doc("The warm-up starts at this times start_lr."),
-        Key::new("scale_by_worker", Kind::choice(&["linear", "sqrt", "none"])).default("\"linear\"").doc(
+        Key::new("scale_by_worker", Kind::choice(&["linear", "sqrt", "none"])).optional().doc(
             "How the learning rate grows with the number of ranks. Absent: linear for `dp`, none for `dp --pt`.",
         ),
     ],
@@ -187,8 +187,8 @@ impl LearningRatePlan {
         }
     }
 
-    /// Resolves the checked `learning_rate` section. `scale_is_given` says whether the user wrote scale_by_worker.
-    pub fn resolve(section: &Section, scale_is_given: bool) -> Result<LearningRatePlan> {
+    /// Resolves the checked `learning_rate` section.
+    pub fn resolve(section: &Section) -> Result<LearningRatePlan> {
         let start_lr = section.float("start_lr");
         let plan = LearningRatePlan {
             start_lr,
@@ -196,7 +196,7 @@ impl LearningRatePlan {
             shape: shape(section),
             warmup: warmup(section)?,
             warmup_start_factor: section.float("warmup_start_factor"),
-            scale_by_worker: scale_is_given.then(|| match section.text("scale_by_worker") {
+            scale_by_worker: section.optional_text("scale_by_worker").map(|text| match text {
                 "sqrt" => ScaleByWorker::Sqrt,
                 "none" => ScaleByWorker::None,
                 _ => ScaleByWorker::Linear,

@@ -20,6 +20,7 @@ const ROUNDS: usize = 8;
 pub const WORDS: u128 = 2 * SHUFFLE_LIMIT as u128;
 
 /// The order of the `n` frames of one epoch.
+#[allow(clippy::large_enum_variant)] // It lives on the stack for the length of one batch.
 pub enum Permutation {
     Shuffle { order: [u16; SHUFFLE_LIMIT], n: usize },
     Feistel { keys: [u64; ROUNDS], half_bits: u32, n: u64 },

@@ -1,6 +1,6 @@
 //! The whole input file, as meant.
 
-use crate::config::check::{check, did_you_mean};
+use crate::config::check::{check, count, did_you_mean};
 use crate::config::{Section, doc, value};
 use crate::data::options::{BatchSize, DataOptions, SystemWeights};
 use crate::error::Result;
@@ -91,8 +91,6 @@ impl Input {
         new_seed: impl FnOnce() -> u64,
     ) -> Result<(Input, Value)> {
         let moved = modernise(&mut written).map_err(|e| e.at(file))?;
-        let scale_is_given =
-            written.get("learning_rate").is_some_and(|lr| lr.get("scale_by_worker").is_some());
         let checked = check(&INPUT, &written, file)?;
         for note in moved.iter().chain(&checked.notes) {
             log::warn!("{file}: {note}");
@@ -104,15 +102,15 @@ impl Input {
             log::info!("training.seed: {seed}, taken at random");
             full["training"]["seed"] = seed.into();
         }
-        let input = Self::resolve(&full, scale_is_given).map_err(|e| e.at(file))?;
+        let input = Self::resolve(&full).map_err(|e| e.at(file))?;
         Ok((input, full))
     }
 
-    fn resolve(full: &Value, scale_is_given: bool) -> Result<Input> {
+    fn resolve(full: &Value) -> Result<Input> {
         let root = Section::root(full);
         let input = Input {
             model: ModelOptions::resolve(&root.section("model"))?,
-            learning_rate: LearningRatePlan::resolve(&root.section("learning_rate"), scale_is_given)?,
+            learning_rate: LearningRatePlan::resolve(&root.section("learning_rate"))?,
             loss: EnerLossOptions::resolve(&root.section("loss"))?,
             optimizer: OptimizerOptions::resolve(&root.section("optimizer")),
             training: TrainingOptions::resolve(&root.section("training"))?,
@@ -226,7 +224,7 @@ fn enough_for_systems(
     if search || n >= systems.len() {
         return Ok(());
     }
-    let error = err!("{n} numbers for {} systems", systems.len());
+    let error = err!("{} for {}", count(n, "number"), count(systems.len(), "system"));
     Err(section.error(key, error).help("write one number for each system"))
 }
 

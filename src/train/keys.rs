@@ -17,7 +17,7 @@ pub static INPUT: Table = Table::of(&[
     Key::new("loss", Kind::Object(&LOSS)).defaults_inside().doc("What is minimised."),
     Key::new("training", Kind::Object(&TRAINING)).doc("Data, length of the run, files."),
     Key::new("validating", Kind::Object(&VALIDATING))
-        .default("{}")
+        .defaults_inside()
         .ignored("")
         .doc("Validation over the whole validation set, apart from the lines of the learning curve."),
     Key::new("nvnmd", Kind::Any).optional().not_yet("").doc("Models for the NVNMD hardware."),

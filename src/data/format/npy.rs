@@ -135,19 +135,18 @@ impl NpyArray {
     }
 
     fn from_header(file: File, folder: &Arc<Path>, name: &'static str) -> Result<NpyArray> {
-        let mut reader = Counted { inner: BufReader::with_capacity(512, file), count: 0 };
-        let header = NpyHeader::from_reader(&mut reader)
+        let header = Header::read(file)
             .map_err(|e| err!("not a readable npy file: {e}").help("write it with numpy.save"))?;
-        let shape: Option<Box<[usize]>> = header.shape().iter().map(|&n| usize::try_from(n).ok()).collect();
+        let shape: Option<Box<[usize]>> = header.shape.iter().map(|&n| usize::try_from(n).ok()).collect();
         let shape = shape.filter(|s| s.iter().try_fold(16usize, |a, &n| a.checked_mul(n.max(1))).is_some());
-        let Some(shape) = shape else { bail!("shape {:?} is too large", header.shape()) };
+        let Some(shape) = shape else { bail!("shape {:?} is too large", header.shape) };
         Ok(NpyArray {
             folder: folder.clone(),
             name,
-            element: element(&header.dtype())?,
-            fortran: header.order() == Order::Fortran && shape.len() > 1,
+            element: element(&header.dtype)?,
+            fortran: header.fortran && shape.len() > 1,
             shape,
-            data_offset: reader.count,
+            data_offset: header.bytes,
         })
     }
 
@@ -260,6 +259,58 @@ fn decode(out: &mut [f64], bytes: &[u8], element: Element) {
     }
 }
 
+/// What stands in front of the numbers.
+struct Header {
+    dtype: DType,
+    fortran: bool,
+    shape: Vec<u64>,
+    /// Length of the header.
+    bytes: u64,
+}
+
+impl Header {
+    fn read(mut file: File) -> std::io::Result<Header> {
+        let mut start = Vec::with_capacity(256);
+        (&mut file).take(256).read_to_end(&mut start)?;
+        if let Some(header) = Self::as_numpy_writes_it(&start) {
+            return Ok(header);
+        }
+        file.seek(SeekFrom::Start(0))?;
+        let mut reader = Counted { inner: BufReader::new(file), count: 0 };
+        let header = NpyHeader::from_reader(&mut reader)?;
+        Ok(Header {
+            dtype: header.dtype(),
+            fortran: header.order() == Order::Fortran,
+            shape: header.shape().to_vec(),
+            bytes: reader.count,
+        })
+    }
+
+    /// The one spelling that numpy uses. The general parser takes any Python literal, and 50 times as long:
+    /// that would be most of the time to open thousands of systems.
+    fn as_numpy_writes_it(start: &[u8]) -> Option<Header> {
+        let rest = start.strip_prefix(b"\x93NUMPY\x01\x00")?;
+        let (length, rest) = rest.split_first_chunk::<2>()?;
+        let length = usize::from(u16::from_le_bytes(*length));
+        let text = std::str::from_utf8(rest.get(..length)?).ok()?;
+        let (descr, text) = text.strip_prefix("{'descr': '")?.split_once("', 'fortran_order': ")?;
+        let (fortran, text) = text.split_once(", 'shape': (")?;
+        let (shape, padding) = text.split_once("), }")?;
+        let fortran = match fortran {
+            "True" => true,
+            "False" => false,
+            _ => return None,
+        };
+        let shape = shape.split(',').map(str::trim).filter(|n| !n.is_empty()).map(|n| n.parse().ok());
+        Some(Header {
+            dtype: DType::Plain(descr.parse().ok()?),
+            fortran,
+            shape: shape.collect::<Option<_>>()?,
+            bytes: padding.trim().is_empty().then_some(10 + length as u64)?,
+        })
+    }
+}
+
 /// Counts what is read, to know where a header ends.
 struct Counted<R> {
     inner: R,
@@ -271,5 +322,40 @@ impl<R: Read> Read for Counted<R> {
         let n = self.inner.read(buf)?;
         self.count += n as u64;
         Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn npy(version: u8, text: &str) -> Vec<u8> {
+        let length = text.len() as u32;
+        let length =
+            if version == 1 { length.to_le_bytes()[..2].to_vec() } else { length.to_le_bytes().to_vec() };
+        [b"\x93NUMPY", &[version, 0][..], &length, text.as_bytes(), &[7; 64]].concat()
+    }
+
+    fn read(bytes: &[u8]) -> (String, bool, Vec<u64>, u64) {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(path.path(), bytes).unwrap();
+        let header = Header::read(File::open(path.path()).unwrap()).unwrap();
+        (header.dtype.descr(), header.fortran, header.shape, header.bytes)
+    }
+
+    #[test]
+    fn headers_of_every_spelling_say_the_same() {
+        let numpy = "{'descr': '<f8', 'fortran_order': True, 'shape': (2, 9), }        \n";
+        let other = "{ \"shape\": (2,9), 'fortran_order':True, 'descr':'<f8' }          \n";
+        assert!(Header::as_numpy_writes_it(&npy(1, numpy)).is_some());
+        assert!(Header::as_numpy_writes_it(&npy(1, other)).is_none());
+        for (bytes, length) in [(npy(1, numpy), 10 + numpy.len()), (npy(2, numpy), 12 + numpy.len())] {
+            assert_eq!(read(&bytes), ("'<f8'".into(), true, vec![2, 9], length as u64));
+        }
+        assert_eq!(read(&npy(1, other)), ("'<f8'".into(), true, vec![2, 9], 10 + other.len() as u64));
+        let scalar = "{'descr': '>f4', 'fortran_order': False, 'shape': (), }\n";
+        assert_eq!(read(&npy(1, scalar)).2, Vec::<u64>::new());
+        let flat = "{'descr': '>f4', 'fortran_order': False, 'shape': (3,), }\n";
+        assert_eq!(read(&npy(1, flat)), ("'>f4'".into(), false, vec![3], 10 + flat.len() as u64));
     }
 }

@@ -187,7 +187,7 @@ fn copy_net(params: &mut [f64], shape: &NetShape, net: &Net) -> Result<()> {
         let wanted = (shape.n_in, shape.n_out, shape.n_out, shape.idt.is_some());
         let shortcut = layer.resnet && (layer.n_out == layer.n_in || layer.n_out == 2 * layer.n_in);
         if sizes != wanted
-            || layer.activation != shape.activation
+            || layer.activation.function() != shape.activation.function()
             || shortcut != (shape.shortcut != Shortcut::None)
         {
             bail!(

@@ -1,7 +1,7 @@
 //! The options of a Deep Potential model: the table of keys, and the options as meant.
 
 use crate::config::Section;
-use crate::config::check::did_you_mean;
+use crate::config::check::{count, did_you_mean};
 use crate::config::table::{Choice, Key, Kind, Pattern, Table, Variant, Variants};
 use crate::err;
 use crate::error::Result;
@@ -221,6 +221,11 @@ static DESCRIPTOR: Table = Table {
     }),
 };
 
+/// The width of a layer. The limit is far beyond use; it turns a slip of the keyboard into an error.
+const WIDTH: Kind = Kind::Int(1, 100_000);
+/// A size that may be zero, with the same limit.
+const SIZE: Kind = Kind::Int(0, 100_000);
+
 const ACTIVATION: Kind = Kind::Pattern(Pattern {
     wanted: "the name of an activation function (tanh, relu, relu6, softplus, sigmoid, gelu, gelu_tf, silu, silut, \
              silut:THRESHOLD, linear, none)",
@@ -234,7 +239,7 @@ const SE_E2_A: &[Key] = &[
     Key::new(
         "sel",
         Kind::OneOf(&[
-            Kind::List(&Kind::COUNT),
+            Kind::List(&SIZE),
             Kind::Pattern(Pattern {
                 wanted: "\"auto\" or \"auto:RATIO\"",
                 check: |text| parse_auto_sel(text).map(|_| ()),
@@ -251,10 +256,10 @@ const SE_E2_A: &[Key] = &[
         .default("0.5")
         .unit("A")
         .doc("From here on the weight 1/r of a neighbour is switched off, smoothly, until it vanishes at rcut."),
-    Key::new("neuron", Kind::List(&Kind::AT_LEAST_ONE))
+    Key::new("neuron", Kind::List(&WIDTH))
         .default("[10,20,40]")
         .doc("Widths of the layers of the embedding net. A layer of the same or twice the width gets a shortcut."),
-    Key::new("axis_neuron", Kind::AT_LEAST_ONE)
+    Key::new("axis_neuron", WIDTH)
         .aliases(&["n_axis_neuron"])
         .default("4")
         .doc("Columns of the embedding that the descriptor is projected on."),
@@ -300,12 +305,8 @@ static FITTING: Table = Table {
 };
 
 const ENER: &[Key] = &[
-    Key::new("numb_fparam", Kind::COUNT)
-        .default("0")
-        .doc("Parameters of a frame (fparam.npy) that the net gets."),
-    Key::new("numb_aparam", Kind::COUNT)
-        .default("0")
-        .doc("Parameters of an atom (aparam.npy) that the net gets."),
+    Key::new("numb_fparam", SIZE).default("0").doc("Parameters of a frame (fparam.npy) that the net gets."),
+    Key::new("numb_aparam", SIZE).default("0").doc("Parameters of an atom (aparam.npy) that the net gets."),
     Key::new("default_fparam", Kind::Any)
         .default("null")
         .not_yet("write fparam.npy into every system")
@@ -314,7 +315,7 @@ const ENER: &[Key] = &[
         .default("0")
         .not_yet("")
         .doc("Size of the embedding of multi-task branches."),
-    Key::new("neuron", Kind::List(&Kind::AT_LEAST_ONE))
+    Key::new("neuron", Kind::List(&WIDTH))
         .aliases(&["n_neuron"])
         .default("[120,120,120]")
         .doc("Widths of the hidden layers. A layer of the same width as the one before gets a shortcut."),
@@ -489,12 +490,13 @@ impl SeE2AOptions {
         }
         let sel: Vec<usize> = section.ints("sel");
         if sel.len() != type_map.len() {
-            let error = err!("{} numbers for the {} types of type_map", sel.len(), type_map.len());
+            let error =
+                err!("{} for the {} of type_map", count(sel.len(), "number"), count(type_map.len(), "type"));
             return Err(section
                 .error("sel", error)
                 .help(format!("one number for each of {}, or \"auto\"", type_map.join(", "))));
         }
-        if sel.iter().sum::<usize>() == 0 {
+        if sel.iter().all(|n| *n == 0) {
             return Err(section.error("sel", err!("all numbers are zero, so that no atom has a neighbour")));
         }
         Ok(Sel::Fixed(sel))
@@ -507,7 +509,9 @@ impl SeE2AOptions {
             let key = format!("exclude_types[{i}]");
             let types: Vec<u64> = item.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
             let [a, b] = types[..] else {
-                return Err(section.error(&key, err!("found {} types, wanted a pair of two", types.len())));
+                return Err(
+                    section.error(&key, err!("found {}, wanted a pair of two", count(types.len(), "type")))
+                );
             };
             if let Some(outside) = [a, b].into_iter().find(|t| *t >= n) {
                 return Err(section
@@ -528,14 +532,15 @@ impl FittingOptions {
             Some(flags) => flags.iter().filter_map(Value::as_bool).collect(),
         };
         if trainable.len() != n_layers {
-            let error = err!("{} flags for {n_layers} layers", trainable.len());
+            let error = err!("{} for {n_layers} layers", count(trainable.len(), "flag"));
             return Err(section
                 .error("trainable", error)
                 .help("one for each layer of neuron and one for the output"));
         }
         let atom_ener: Vec<Option<f64>> = section.list("atom_ener").iter().map(Value::as_f64).collect();
         if !atom_ener.is_empty() && atom_ener.len() != n_types {
-            let error = err!("{} energies for the {n_types} types of type_map", atom_ener.len());
+            let error =
+                err!("{} for the {} of type_map", count(atom_ener.len(), "number"), count(n_types, "type"));
             return Err(section
                 .error("atom_ener", error)
                 .help("write null for a type whose energy is not given"));

@@ -1,0 +1,227 @@
+//! MPI, found at run time: one binary for Open MPI, MPICH and its relatives, and the standard interface of MPI 5.
+//!
+//! Only messages between pairs are asked of MPI; the collectives are ours (see `pairwise`), so that sums have the same
+//! bits on all ranks with every library, and every wait can be given up. Signs of life go over TCP beside it.
+
+mod api;
+mod find;
+mod sys;
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::pairwise::{Into, Link, Out, Pairwise, Watch};
+use super::star::Star;
+use super::store::Meeting;
+use super::{Attempt, CommOptions, Communicator, net};
+use crate::err;
+use crate::error::Result;
+use crate::launch::Launch;
+use api::Api;
+
+/// Messages are cut to this many bytes, below what a C int can count.
+const PIECE: usize = 1 << 30;
+/// How often a long wait looks at the signs of life.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Joins ranks through the MPI of the launcher.
+pub fn connect(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
+    let launch = meeting.launch();
+    let Some(family) = launch.mpi else {
+        return Attempt::NotForUs(format!("{} does not start MPI programs", launch.launcher));
+    };
+    let (api, path) = match find::load(family, options) {
+        Ok(found) => found,
+        Err(why) if options.mpi_library.is_some() => {
+            return Attempt::Failed(err!("PHALANX_MPI_LIBRARY: {why}"));
+        }
+        Err(why) => return Attempt::NotForUs(why),
+    };
+    match start(api, &path, launch, options) {
+        Ok(comm) => Attempt::Connected(comm),
+        Err(error) => Attempt::Failed(error),
+    }
+}
+
+fn start(api: Api, path: &str, launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communicator>> {
+    let version = api.version();
+    let may_move = initialise(&api, options)?;
+    let (rank, size) = api.place()?;
+    if (rank, size) != (launch.rank, launch.size) {
+        return Err(err!(
+            "{path} ({version}) sees rank {rank} of {size}, where {} started rank {} of {}",
+            launch.launcher,
+            launch.rank,
+            launch.size
+        )
+        .help("this MPI library does not belong to this launcher: use the mpirun that came with it, or name the \
+               launcher's own library in PHALANX_MPI_LIBRARY (with srun, `--mpi` may have to be pmi2 or pmix)"));
+    }
+    let thread = (!may_move).then(|| std::thread::current().id());
+    let link = Mpi { api, name: format!("mpi ({})", short(&version)), thread };
+    // Until the star is there nobody can be seen to be silent: give up on the late after the limit itself.
+    let impatient = CommOptions { late_limit: options.limit, ..options.clone() };
+    let mut comm = Pairwise::new(link, rank, size, &impatient);
+    let mut exchange = |mine: &[u8]| comm.all_gather(mine);
+    let lanes = net::connect(rank, size, false, None, options, &mut exchange);
+    let verdict = lanes.as_ref().err().map_or(String::new(), |e| e.message().to_string());
+    let verdicts = comm.all_gather(verdict.as_bytes())?;
+    let comm = comm.with_options(options);
+    match (lanes, verdicts.iter().find(|v| !v.is_empty())) {
+        (Ok(lanes), None) => {
+            let star = Star::start(rank, lanes.health, options.beat());
+            Ok(Box::new(comm.with_star(star.map_err(|e| err!("cannot start a thread: {e}"))?)))
+        }
+        (_, verdict) => {
+            let why = verdict.map_or(String::new(), |v| String::from_utf8_lossy(v).into_owned());
+            if rank == 0 {
+                log::warn!(
+                    "a rank that falls silent cannot be noticed, because TCP does not work beside MPI: {why}"
+                );
+            }
+            Ok(Box::new(comm))
+        }
+    }
+}
+
+/// Starts MPI, which returns only when every rank has come. There is no way to give up that wait but to end.
+fn initialise(api: &Api, options: &CommOptions) -> Result<bool> {
+    let (done, waiting) = mpsc::channel::<()>();
+    let limit = options.limit;
+    std::thread::spawn(move || {
+        if waiting.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+            log::error!("MPI did not start within {:.0} s: a rank has not come", limit.as_secs_f64());
+            std::process::exit(1);
+        }
+    });
+    let may_move = api.init();
+    drop(done);
+    may_move
+}
+
+/// "Open MPI v4.1.4", "MPICH 4.0.2" out of what the library says of itself.
+fn short(version: &str) -> String {
+    let words: Vec<&str> = version.split([',', ' ', ':', '\t']).filter(|w| !w.is_empty()).collect();
+    let is_number = |w: &&str| w.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit());
+    let name: Vec<&str> =
+        words.iter().copied().take_while(|w| !is_number(w) && *w != "Version").take(4).collect();
+    let number = words.iter().copied().find(is_number).unwrap_or("");
+    format!("{} {number}", name.join(" ")).trim().to_string()
+}
+
+/// Messages between pairs of ranks.
+struct Mpi {
+    api: Api,
+    name: String,
+    /// The thread that has to make all calls, where the library insists.
+    thread: Option<std::thread::ThreadId>,
+}
+
+impl Link for Mpi {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn exchange(&mut self, out: Option<Out>, into: Option<Into>, watch: &mut Watch) -> Result<()> {
+        if self.thread.is_some_and(|id| id != std::thread::current().id()) {
+            return Err(err!("this MPI library wants all calls from the thread that started it"));
+        }
+        let (to, out) = out.unwrap_or((0, &[]));
+        let (from, into) = into.unwrap_or((0, &mut []));
+        let (mut out, mut into) = (out.chunks(PIECE), into.chunks_mut(PIECE));
+        loop {
+            let (sent, received) = (out.next(), into.next());
+            if sent.is_none() && received.is_none() {
+                return Ok(());
+            }
+            self.piece(sent.map(|bytes| (to, bytes)), received.map(|bytes| (from, bytes)), watch)?;
+        }
+    }
+
+    fn abort(&self) {
+        self.api.abort();
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.api.finalize()
+    }
+}
+
+impl Mpi {
+    fn piece(&self, out: Option<Out>, into: Option<Into>, watch: &mut Watch) -> Result<()> {
+        // SAFETY: both buffers are borrowed until this function returns. It returns early only with an error, after
+        // which no MPI function is called but MPI_Abort: a communicator that failed is of no further use.
+        let (mut receiving, mut sending) = unsafe {
+            let receiving = into.map(|(from, bytes)| self.api.irecv(bytes, from)).transpose()?;
+            (receiving, out.map(|(to, bytes)| self.api.isend(bytes, to)).transpose()?)
+        };
+        let mut pause = Pause::new();
+        loop {
+            for request in [&mut receiving, &mut sending] {
+                if let Some(open) = request
+                    && self.api.test(open)?
+                {
+                    *request = None;
+                }
+            }
+            if receiving.is_none() && sending.is_none() {
+                return Ok(());
+            }
+            if pause.take() {
+                watch.check()?;
+            }
+        }
+    }
+}
+
+/// What to do between two tests. MPI makes progress only while it is asked, so a short wait asks often; a long one
+/// leaves the core to others.
+struct Pause {
+    since: Instant,
+    looked: Instant,
+    tests: u32,
+}
+
+impl Pause {
+    fn new() -> Pause {
+        let now = Instant::now();
+        Pause { since: now, looked: now, tests: 0 }
+    }
+
+    /// Waits a little; true when it is time to look at the signs of life.
+    fn take(&mut self) -> bool {
+        self.tests += 1;
+        if self.tests < 64 {
+            std::hint::spin_loop();
+            return false;
+        }
+        let now = Instant::now();
+        match now - self.since {
+            waited if waited < Duration::from_millis(20) => std::thread::yield_now(),
+            waited if waited < Duration::from_secs(1) => std::thread::sleep(Duration::from_micros(50)),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+        let look = now - self.looked >= LOOK;
+        if look {
+            self.looked = now;
+        }
+        look
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short;
+
+    #[test]
+    fn versions_are_shortened_for_the_log() {
+        let cases = [
+            ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", "Open MPI v4.1.4"),
+            ("MPICH Version:      4.0.2", "MPICH 4.0.2"),
+            ("Intel(R) MPI Library 2021.18 for Linux* OS", "Intel(R) MPI Library 2021.18"),
+        ];
+        for (long, want) in cases {
+            assert_eq!(short(long), want);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Facts about processes of this host: who is alive, who started us.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+/// Number of cores of this host, whatever this process is bound to.
+pub fn cores() -> usize {
+    // SAFETY: a plain question to the system.
+    let n = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    usize::try_from(n).unwrap_or(1).max(1)
+}
+
+/// Another process whose end we want to notice.
+pub struct Watched {
+    pid: u32,
+    /// A handle that cannot come to mean another process; absent on old kernels.
+    handle: Option<OwnedFd>,
+    /// Whether it was already gone when we began.
+    gone: bool,
+}
+
+impl Watched {
+    /// Begins to watch.
+    pub fn new(pid: u32) -> Watched {
+        // SAFETY: no memory is passed; a descriptor or an error comes back.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) };
+        let gone = fd < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        // SAFETY: a non-negative result is a new descriptor of ours.
+        let handle = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) });
+        Watched { pid, handle, gone }
+    }
+
+    /// Whether it has ended; a zombie has.
+    pub fn has_ended(&self) -> bool {
+        match &self.handle {
+            Some(handle) => {
+                let mut poll = libc::pollfd { fd: handle.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                // SAFETY: one entry, no waiting.
+                unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+            }
+            None => self.gone || stat(self.pid).is_none_or(|s| matches!(s.state, 'Z' | 'X')),
+        }
+    }
+}
+
+/// One process on the way up to the first.
+#[derive(Debug, Clone)]
+pub struct Ancestor {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in ticks since boot: with `pid` this names a process for as long as the host is up.
+    pub start: u64,
+    /// Its name, cut to 15 characters by the kernel.
+    pub name: String,
+    /// Its program, where we may know it.
+    pub program: Option<PathBuf>,
+}
+
+/// The processes that started us, nearest first.
+pub fn ancestors() -> Vec<Ancestor> {
+    let mut found = Vec::new();
+    let mut pid = std::os::unix::process::parent_id();
+    while pid > 1 && found.len() < 64 {
+        let Some(stat) = stat(pid) else { break };
+        let program = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+        found.push(Ancestor { pid, start: stat.start, name: stat.name, program });
+        pid = stat.parent;
+    }
+    found
+}
+
+/// The nearest process that looks like a launcher or its helper on this host.
+pub fn launcher() -> Option<Ancestor> {
+    const NAMES: &[&str] = &[
+        "mpirun",
+        "mpiexec",
+        "orterun",
+        "orted",
+        "prterun",
+        "prted",
+        "prte",
+        "mpiexec.hydra",
+        "mpirun.openmpi",
+        "mpirun.mpich",
+        "mpirun.hydra",
+        "hydra_pmi_proxy",
+        "hydra_bstrap_pr",
+        "pmi_proxy",
+        "slurmstepd",
+    ];
+    ancestors()
+        .into_iter()
+        .find(|a| NAMES.iter().any(|name| a.name == *name || a.name.starts_with("slurmstepd")))
+}
+
+/// Which host, and which view of its processes, this process lives in. Ranks that agree can share memory.
+pub fn host_identity() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let pids = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    // SAFETY: a plain question to the system.
+    let user = unsafe { libc::geteuid() };
+    format!("{} {} {user}", boot.trim(), pids.display())
+}
+
+struct Stat {
+    name: String,
+    state: char,
+    parent: u32,
+    start: u64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in parentheses and may itself contain some.
+    let (open, close) = (text.find('(')?, text.rfind(')')?);
+    let rest: Vec<&str> = text[close + 1..].split_whitespace().collect();
+    Some(Stat {
+        name: text[open + 1..close].to_string(),
+        state: rest.first()?.chars().next()?,
+        parent: rest.get(1)?.parse().ok()?,
+        start: rest.get(19)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn my_parent_is_the_first_ancestor() {
+        let first = ancestors().into_iter().next().expect("a test has a parent");
+        assert_eq!(first.pid, std::os::unix::process::parent_id());
+        assert!(first.start > 0 && !first.name.is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_noticed_before_it_is_reaped() {
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let watched = Watched::new(child.id());
+        assert!(!watched.has_ended());
+        child.kill().unwrap();
+        let start = std::time::Instant::now();
+        while !watched.has_ended() && start.elapsed().as_secs() < 5 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(watched.has_ended());
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,351 @@
+//! The built-in engine for ranks of one host: shared memory, no library.
+//!
+//! Sums: each rank owns one share of every block. A rank copies the shares of the others into its own buffer; after a
+//! barrier it adds up its own share over all buffers, in the order of ranks, and leaves the result in its buffer; after
+//! another barrier all take the results. So element i is ((x0 + x1) + x2) + ... wherever a block begins, which makes
+//! the sum the same on all ranks, in all runs, and for all lengths.
+//!
+//! Buffers alternate between two parities. A buffer is written again two blocks later; by then every rank has passed
+//! the barriers of the block between, so all have read it.
+
+mod region;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::element::{Element, all_reduce_methods, share};
+use super::process::Watched;
+use super::pulse::{End, Patience, Vital};
+use super::{CommOptions, Communicator};
+use crate::error::Result;
+pub use region::Region;
+use region::{BLOCK, WHY, futex_wait, futex_wake_all};
+
+/// Ranks of one host, joined by shared memory.
+pub struct Shm {
+    region: Arc<Region>,
+    rank: usize,
+    size: usize,
+    options: CommOptions,
+    /// Collectives entered so far.
+    entered: u64,
+    /// Blocks passed so far; its parity chooses the buffers.
+    blocks: u64,
+    /// How often to look at the barrier before going to sleep.
+    spins: usize,
+    seen: Seen,
+    heart: Heart,
+}
+
+/// What this rank last saw of the others.
+struct Seen {
+    /// Count of beats, and when it was first seen.
+    beats: Vec<(u64, Instant)>,
+    /// The processes of the other ranks; `None` for ranks that are threads of this one.
+    processes: Vec<Option<Watched>>,
+}
+
+impl Shm {
+    /// Takes the place of `rank`; `pids[r]` is the process of rank r.
+    pub fn new(region: Arc<Region>, rank: usize, pids: &[u32], options: &CommOptions) -> Shm {
+        let now = Instant::now();
+        let watch = |&pid: &u32| (pid != std::process::id()).then(|| Watched::new(pid));
+        let seen = Seen { beats: vec![(0, now); pids.len()], processes: pids.iter().map(watch).collect() };
+        let heart = Heart::start(region.clone(), rank, options.beat());
+        // More ranks than cores: whoever spins keeps the one that it waits for from running.
+        let spins = if pids.len() <= super::process::cores() { 4000 } else { 0 };
+        let options = options.clone();
+        Shm { region, rank, size: pids.len(), options, entered: 0, blocks: 0, spins, seen, heart }
+    }
+
+    fn enter(&mut self) {
+        self.entered += 1;
+        self.region.slot(self.rank).entered.store(self.entered, Ordering::Release);
+    }
+
+    /// The parity of the next block.
+    fn next_parity(&mut self) -> usize {
+        self.blocks += 1;
+        (self.blocks % 2) as usize
+    }
+
+    /// Returns when every rank has come here.
+    fn meet(&mut self, what: &'static str) -> Result<()> {
+        let region = self.region.clone();
+        let header = region.header();
+        let generation = header.generation.load(Ordering::Acquire);
+        if header.count.fetch_add(1, Ordering::AcqRel) as usize == self.size - 1 {
+            header.count.store(0, Ordering::Relaxed);
+            header.generation.store(generation.wrapping_add(1), Ordering::SeqCst);
+            if header.sleepers.load(Ordering::SeqCst) > 0 {
+                futex_wake_all(&header.generation);
+            }
+            return Ok(());
+        }
+        let done = || header.generation.load(Ordering::Acquire) != generation;
+        for _ in 0..self.spins {
+            if done() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        let mut patience = Patience::new(&self.options, what, self.entered);
+        let nap = (self.options.beat() / 2).min(Duration::from_millis(200));
+        while !done() {
+            header.sleepers.fetch_add(1, Ordering::SeqCst);
+            futex_wait(&header.generation, generation, nap);
+            header.sleepers.fetch_sub(1, Ordering::SeqCst);
+            if !done() {
+                let vitals = self.seen.look(&region);
+                if !done()
+                    && let Err(verdict) = patience.check(&vitals, self.rank)
+                {
+                    self.end(4, verdict.message());
+                    return Err(verdict);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn all_reduce<T: Element>(&mut self, x: &mut [T]) -> Result<()> {
+        self.enter();
+        for block in x.chunks_mut(BLOCK / size_of::<T>()) {
+            let parity = self.next_parity();
+            self.give_shares(block, parity);
+            self.meet("all-reduce")?;
+            self.sum_my_share(block, parity);
+            self.meet("all-reduce")?;
+            self.take_results(block, parity);
+        }
+        Ok(())
+    }
+
+    /// My numbers for the shares of the others go into my buffer.
+    fn give_shares<T: Element>(&self, x: &[T], parity: usize) {
+        let mine = self.region.buffer(parity, self.rank).cast::<T>();
+        for other in (0..self.size).filter(|&r| r != self.rank) {
+            let s = share(x.len(), self.size, other);
+            // SAFETY: only I write my buffer before the barrier; it holds BLOCK bytes, and x has no more.
+            unsafe { mine.add(s.start).copy_from_nonoverlapping(x[s.clone()].as_ptr(), s.len()) };
+        }
+    }
+
+    /// My share, summed over ranks in their order, goes into `x` and into my buffer.
+    fn sum_my_share<T: Element>(&self, x: &mut [T], parity: usize) {
+        const STRIP: usize = 512;
+        let s = share(x.len(), self.size, self.rank);
+        let mut sum = [T::ZERO; STRIP];
+        for start in s.clone().step_by(STRIP) {
+            let n = STRIP.min(s.end - start);
+            for rank in 0..self.size {
+                // SAFETY: between the barriers my share of every buffer is read by me alone and written by nobody.
+                let theirs = unsafe {
+                    std::slice::from_raw_parts(self.region.buffer(parity, rank).cast::<T>().add(start), n)
+                };
+                let term = if rank == self.rank { &x[start..start + n] } else { theirs };
+                match rank {
+                    0 => sum[..n].copy_from_slice(term),
+                    _ => sum[..n].iter_mut().zip(term).for_each(|(s, &t)| *s = s.plus(t)),
+                }
+            }
+            x[start..start + n].copy_from_slice(&sum[..n]);
+            // SAFETY: my share of my own buffer is written by me alone; the others read it after the next barrier.
+            unsafe {
+                let mine = self.region.buffer(parity, self.rank).cast::<T>().add(start);
+                mine.copy_from_nonoverlapping(sum.as_ptr(), n);
+            }
+        }
+    }
+
+    fn take_results<T: Element>(&self, x: &mut [T], parity: usize) {
+        for other in (0..self.size).filter(|&r| r != self.rank) {
+            let s = share(x.len(), self.size, other);
+            let theirs = self.region.buffer(parity, other).cast::<T>();
+            // SAFETY: that share holds the result since the barrier, and is not written until two blocks later.
+            unsafe { x[s.clone()].as_mut_ptr().copy_from_nonoverlapping(theirs.add(s.start), s.len()) };
+        }
+    }
+
+    /// Copies `bytes` into my buffer.
+    fn put(&self, bytes: &[u8], parity: usize) {
+        assert!(bytes.len() <= BLOCK, "a block fits into its buffer");
+        // SAFETY: only I write my buffer before the barrier.
+        unsafe {
+            self.region.buffer(parity, self.rank).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        };
+    }
+
+    /// Appends `n` bytes of the buffer of `rank`.
+    fn take(&self, bytes: &mut Vec<u8>, n: usize, rank: usize, parity: usize) {
+        assert!(n <= BLOCK, "a block fits into its buffer");
+        // SAFETY: after the barrier nobody writes that buffer until two blocks later.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(self.region.buffer(parity, rank), n) });
+    }
+
+    /// The ranks of `sources` give `bytes` to all others, block by block.
+    fn spread(&mut self, bytes: &[u8], sources: &[usize], what: &'static str) -> Result<Vec<Vec<u8>>> {
+        self.enter();
+        let mut all = vec![Vec::new(); self.size];
+        let mut start = 0;
+        loop {
+            let parity = self.next_parity();
+            let end = bytes.len().min(start + BLOCK);
+            if sources.contains(&self.rank) {
+                self.region.slot(self.rank).length[parity].store(bytes.len() as u64, Ordering::Relaxed);
+                self.put(&bytes[start.min(end)..end], parity);
+            }
+            self.meet(what)?;
+            start += BLOCK;
+            let mut longest = 0;
+            for &rank in sources {
+                let length = self.region.slot(rank).length[parity].load(Ordering::Relaxed) as usize;
+                let already = all[rank].len();
+                self.take(&mut all[rank], (length - already).min(BLOCK), rank, parity);
+                longest = longest.max(length);
+            }
+            if longest <= start {
+                return Ok(all);
+            }
+        }
+    }
+
+    fn end(&self, end: u32, why: &str) {
+        let slot = self.region.slot(self.rank);
+        if slot.end.load(Ordering::Acquire) != 0 {
+            return;
+        }
+        let why = &why.as_bytes()[..why.len().min(WHY)];
+        for (word, bytes) in slot.why.iter().zip(why.chunks(4)) {
+            let mut four = [b' '; 4];
+            four[..bytes.len()].copy_from_slice(bytes);
+            word.store(u32::from_le_bytes(four), Ordering::Relaxed);
+        }
+        slot.why_len.store(why.len() as u32, Ordering::Relaxed);
+        slot.end.store(end, Ordering::Release);
+        futex_wake_all(&self.region.header().generation);
+    }
+}
+
+impl Seen {
+    /// Looks at every rank.
+    fn look(&mut self, region: &Region) -> Vec<Vital> {
+        let now = Instant::now();
+        let mut vitals = Vec::with_capacity(self.beats.len());
+        for (rank, (seen, since)) in self.beats.iter_mut().enumerate() {
+            let slot = region.slot(rank);
+            // Ask whether the process lives before reading what it wrote last, or a farewell could be missed.
+            let died = self.processes[rank].as_ref().is_some_and(Watched::has_ended);
+            let beat = slot.beat.load(Ordering::Relaxed);
+            if beat != *seen {
+                (*seen, *since) = (beat, now);
+            }
+            let end = match slot.end.load(Ordering::Acquire) {
+                0 if died => Some(End::Died),
+                0 => None,
+                1 => Some(End::Finished),
+                2 => Some(End::Aborted(why(slot))),
+                4 => Some(End::Followed(why(slot))),
+                _ => Some(End::Died),
+            };
+            let entered = slot.entered.load(Ordering::Acquire);
+            vitals.push(Vital { entered, silent: now.duration_since(*since), end });
+        }
+        vitals
+    }
+}
+
+fn why(slot: &region::Slot) -> String {
+    let bytes: Vec<u8> =
+        slot.why.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    let n = (slot.why_len.load(Ordering::Relaxed) as usize).min(WHY);
+    String::from_utf8_lossy(&bytes[..n]).into_owned()
+}
+
+impl Communicator for Shm {
+    fn name(&self) -> &str {
+        "shared memory"
+    }
+    fn rank(&self) -> usize {
+        self.rank
+    }
+    fn size(&self) -> usize {
+        self.size
+    }
+    all_reduce_methods!(all_reduce);
+
+    fn broadcast(&mut self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        assert!(root < self.size, "a broadcast from a rank that does not exist");
+        let mine = if self.rank == root { std::mem::take(bytes) } else { Vec::new() };
+        let mut all = self.spread(&mine, &[root], "broadcast")?;
+        *bytes = if self.rank == root { mine } else { std::mem::take(&mut all[root]) };
+        Ok(())
+    }
+
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let everyone: Vec<usize> = (0..self.size).collect();
+        self.spread(bytes, &everyone, "gather")
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.enter();
+        self.meet("barrier")
+    }
+
+    fn abort(&self, why: &str) {
+        self.end(2, why);
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        self.barrier()?;
+        self.end(1, "");
+        Ok(())
+    }
+}
+
+impl Drop for Shm {
+    fn drop(&mut self) {
+        self.heart.stop();
+        self.end(3, "");
+    }
+}
+
+/// The thread that gives signs of life.
+struct Heart {
+    stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heart {
+    fn start(region: Arc<Region>, rank: usize, beat: Duration) -> Heart {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let stop = stopped.clone();
+        let thread = std::thread::Builder::new().name("ranks-heart".into()).spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                region.slot(rank).beat.fetch_add(1, Ordering::Relaxed);
+                std::thread::park_timeout(beat);
+            }
+        });
+        Heart { stopped, thread: thread.ok() }
+    }
+
+    fn stop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// `n` connected ranks in this process.
+pub fn local_group(n: usize, options: &CommOptions) -> Vec<Box<dyn Communicator>> {
+    assert!(n > 0, "a group has at least one rank");
+    let region = Arc::new(Region::create(n, 0).expect("this host offers shared memory"));
+    let pids = vec![std::process::id(); n];
+    (0..n)
+        .map(|rank| Box::new(Shm::new(region.clone(), rank, &pids, options)) as Box<dyn Communicator>)
+        .collect()
+}

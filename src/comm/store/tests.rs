@@ -1,0 +1,90 @@
+use super::served::Served;
+use super::*;
+use crate::comm::tests::{RANKS, exercise, on_threads};
+use crate::comm::{Communicator, pulse};
+use crate::launch::Launch;
+use std::time::Duration;
+
+/// Runs `connect` on `n` threads that meet at a store of their own.
+fn group(
+    n: usize,
+    name: &str,
+    options: &CommOptions,
+    connect: fn(&mut Meeting, &CommOptions) -> Attempt,
+) -> Vec<Box<dyn Communicator>> {
+    let name = format!("phalanx-test-{}-{name}-{n}", std::process::id());
+    let one = |rank: usize| {
+        let launch = Launch { rank, size: n, local_rank: rank, local_size: n, ..solo() };
+        let store =
+            Served::among_siblings(rank == 0, &name, Instant::now() + Duration::from_secs(10)).unwrap();
+        match connect(&mut Meeting::at(&launch, options, Box::new(store)), options) {
+            Attempt::Connected(comm) => comm,
+            Attempt::NotForUs(why) => panic!("{why}"),
+            Attempt::Failed(e) => panic!("{e}"),
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n).map(|rank| scope.spawn(move || one(rank))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn solo() -> Launch {
+    Launch::detect(&|_| None, "here").unwrap()
+}
+
+#[test]
+fn shared_memory_found_through_a_store_passes() {
+    on_threads(group(3, "shm", &CommOptions::default(), connect_shm), exercise);
+}
+
+#[test]
+fn tcp_passes_for_every_number_of_ranks() {
+    for &n in RANKS.iter().filter(|&&n| n > 1) {
+        on_threads(group(n, "tcp", &CommOptions::default(), connect_tcp), exercise);
+    }
+}
+
+#[test]
+fn over_tcp_a_rank_that_stops_with_an_error_is_named_with_its_reason() {
+    for culprit in [0, 1] {
+        let group = group(3, ["abort0", "abort1"][culprit], &CommOptions::default(), connect_tcp);
+        on_each(group, |comm| {
+            if comm.rank() == culprit {
+                return comm.abort("disk full");
+            }
+            let error = comm.all_reduce_sum_f64(&mut vec![1.0; 10_000]).unwrap_err();
+            assert_eq!(error.message(), format!("rank {culprit} stopped: disk full"));
+        });
+    }
+}
+
+#[test]
+fn over_tcp_a_rank_that_goes_without_a_word_is_named() {
+    let group = group(4, "leave", &CommOptions::default(), connect_tcp);
+    on_each(group, |comm| {
+        if comm.rank() != 2 {
+            assert_eq!(comm.barrier().unwrap_err().message(), "rank 2 died");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_the_meeting_place_is_named() {
+    let options = CommOptions { limit: Duration::from_millis(300), ..CommOptions::default() };
+    let launch = Launch { size: 3, local_size: 3, ..solo() };
+    let name = format!("phalanx-test-{}-absent", std::process::id());
+    let store = Served::among_siblings(true, &name, Instant::now()).unwrap();
+    let found = connect_shm(&mut Meeting::at(&launch, &options, Box::new(store)), &options);
+    let Attempt::Failed(error) = found else { panic!("two ranks are missing") };
+    assert_eq!(error.message(), format!("{} did not come to the meeting place", pulse::name_ranks(&[1, 2])));
+}
+
+fn on_each(group: Vec<Box<dyn Communicator>>, body: impl Fn(&mut dyn Communicator) + Sync) {
+    std::thread::scope(|scope| {
+        for mut comm in group {
+            let body = &body;
+            scope.spawn(move || body(comm.as_mut()));
+        }
+    });
+}

@@ -1,0 +1,137 @@
+//! One test body for every engine.
+
+use super::element::bytes_of;
+use super::{CommOptions, Communicator};
+
+/// The numbers of ranks that every engine is tried with.
+pub const RANKS: &[usize] = &[1, 2, 3, 4, 5, 7, 8];
+/// Lengths of vectors: nothing, one, fewer than ranks, uneven blocks, the stock network.
+const LENGTHS: &[usize] = &[0, 1, 7, 1000, 70_001, 1_000_000];
+
+/// Every collective, with answers that one rank can work out alone. Big lengths only for few ranks.
+pub fn exercise(comm: &mut dyn Communicator) {
+    let (rank, size) = (comm.rank(), comm.size());
+    for &n in LENGTHS.iter().filter(|&&n| n < 100_000 || size <= 4) {
+        sums(comm, n);
+    }
+    for root in [0, size - 1] {
+        for n in [0, 1, 5_000, 700_000] {
+            let mut bytes = if rank == root { pattern(root, n) } else { vec![9; 3] };
+            comm.broadcast(root, &mut bytes).unwrap();
+            assert!(bytes == pattern(root, n), "broadcast of {n} bytes from {root} to {rank}");
+        }
+    }
+    for unit in [0, 1, 1_000, 90_000] {
+        let all = comm.all_gather(&pattern(rank, rank * unit)).unwrap();
+        assert_eq!(all.len(), size);
+        for (r, bytes) in all.iter().enumerate() {
+            assert!(*bytes == pattern(r, r * unit), "gather of {} bytes from {r}", r * unit);
+        }
+    }
+    for _ in 0..20 {
+        comm.barrier().unwrap();
+    }
+}
+
+fn sums(comm: &mut dyn Communicator, n: usize) {
+    let (rank, size) = (comm.rank(), comm.size());
+    // Not representable exactly, so that another order of summation would show in the last bits.
+    let term = |r: usize, i: usize| ((i * 7 + r * 13 + 1) as f64).sqrt() * 0.1;
+    let mut x: Vec<f64> = (0..n).map(|i| term(rank, i)).collect();
+    comm.all_reduce_sum_f64(&mut x).unwrap();
+    for (i, &found) in x.iter().enumerate() {
+        let want: f64 = (0..size).map(|r| term(r, i)).sum();
+        assert!(
+            (found - want).abs() <= 1e-14 * want.abs() * size as f64,
+            "element {i} of {n}: {found} not {want}"
+        );
+    }
+    same_bits_everywhere(comm, bytes_of(&x));
+    let mut again: Vec<f64> = (0..n).map(|i| term(rank, i)).collect();
+    comm.all_reduce_sum_f64(&mut again).unwrap();
+    assert!(bytes_of(&x) == bytes_of(&again), "the same sum twice has the same bits");
+
+    let mut y: Vec<f32> = (0..n).map(|i| term(rank, i) as f32).collect();
+    comm.all_reduce_sum_f32(&mut y).unwrap();
+    for (i, &found) in y.iter().enumerate() {
+        let want: f64 = (0..size).map(|r| term(r, i)).sum();
+        assert!((f64::from(found) - want).abs() <= 1e-6 * want * size as f64, "f32 element {i}");
+    }
+    same_bits_everywhere(comm, bytes_of(&y));
+
+    let big = |r: usize, i: usize| (i as i64).wrapping_mul(0x1234_5678_9abc_def1).wrapping_add(r as i64);
+    let mut z: Vec<i64> = (0..n).map(|i| big(rank, i)).collect();
+    comm.all_reduce_sum_i64(&mut z).unwrap();
+    for (i, &found) in z.iter().enumerate() {
+        let want = (0..size).fold(0i64, |sum, r| sum.wrapping_add(big(r, i)));
+        assert_eq!(found, want, "i64 element {i}");
+    }
+}
+
+fn same_bits_everywhere(comm: &mut dyn Communicator, bytes: &[u8]) {
+    let hash = xxhash_rust::xxh3::xxh3_64(bytes).to_le_bytes();
+    let hashes = comm.all_gather(&hash).unwrap();
+    assert!(hashes.iter().all(|h| h[..] == hash), "ranks differ in the bits of a sum");
+}
+
+fn pattern(seed: usize, n: usize) -> Vec<u8> {
+    (0..n).map(|i| (i.wrapping_mul(31) + seed * 7 + (i >> 9)) as u8).collect()
+}
+
+/// Runs `body` on one thread for each communicator; a panic of any is a panic here.
+pub fn on_threads(comms: Vec<Box<dyn Communicator>>, body: impl Fn(&mut dyn Communicator) + Sync) {
+    std::thread::scope(|scope| {
+        for mut comm in comms {
+            let body = &body;
+            scope.spawn(move || {
+                body(comm.as_mut());
+                comm.finish().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn shared_memory_passes_for_every_number_of_ranks() {
+    for &n in RANKS {
+        on_threads(super::local_group(n), exercise);
+    }
+}
+
+#[test]
+fn a_rank_that_stops_with_an_error_is_named_with_its_reason() {
+    let group = super::local_group(3);
+    std::thread::scope(|scope| {
+        for mut comm in group {
+            scope.spawn(move || {
+                if comm.rank() == 1 {
+                    comm.abort("disk full");
+                    return;
+                }
+                let error = comm.all_reduce_sum_f64(&mut [1.0]).unwrap_err();
+                assert_eq!(error.message(), "rank 1 stopped: disk full");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_early_is_named() {
+    let options = CommOptions { limit: std::time::Duration::from_secs(2), ..CommOptions::default() };
+    let mut group = super::local_group_with(2, &options);
+    drop(group.pop());
+    let error = group[0].barrier().unwrap_err();
+    assert_eq!(error.message(), "rank 1 died");
+}
+
+#[test]
+fn a_rank_that_finishes_while_others_want_more_is_named() {
+    let mut group = super::local_group(2);
+    let (one, mut zero) = (group.pop().unwrap(), group.pop().unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(move || one.finish());
+        zero.barrier().unwrap(); // meets the barrier of `finish`
+        let error = zero.barrier().unwrap_err();
+        assert_eq!(error.message(), "rank 1 finished, but the others still want barrier");
+    });
+}

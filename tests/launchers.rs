@@ -1,0 +1,412 @@
+//! Real launchers start this very test program as their ranks: see `child_entry`.
+//!
+//! A launcher that is not installed is skipped by name. `PHALANX_TEST_LAUNCHERS` may list folders (separated by `:`)
+//! to look in before the usual ones, such as the `bin` of a Python environment with other versions.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use phalanx::comm::{self, CommOptions, Communicator};
+use phalanx::launch::Launch;
+
+/// Says to `child_entry` that it is a rank, and what to do.
+const TASK: &str = "PHALANX_TEST_TASK";
+
+// ---------------------------------------------------------------------------------------------------- the ranks
+
+/// Not a test by itself: what each rank runs.
+#[test]
+fn child_entry() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    let launch = Launch::of_this_process().unwrap_or_else(|e| fail(&e));
+    let options = CommOptions::from_env(&|name| std::env::var(name).ok()).unwrap_or_else(|e| fail(&e));
+    let mut comm = comm::connect(&launch, &options).unwrap_or_else(|e| fail(&e));
+    let (rank, size) = (comm.rank(), comm.size());
+    match task.as_str() {
+        "sum" => sum(comm.as_mut()),
+        "time" => time(comm.as_mut()),
+        "forever" => forever(comm.as_mut()),
+        other => panic!("unknown task {other}"),
+    }
+    say(&format!("OK rank {rank} of {size}: {} over {}", launch.launcher, comm.name()));
+    comm.finish().unwrap_or_else(|e| fail(&e));
+}
+
+/// One write for one line, so that lines of ranks do not mix.
+fn say(line: &str) {
+    use std::io::Write;
+    let _ = std::io::stdout().write_all(format!("\n{line}\n").as_bytes());
+}
+
+fn fail(error: &phalanx::error::Error) -> ! {
+    say(&format!("ERROR {error}"));
+    std::process::exit(3)
+}
+
+fn sum(comm: &mut dyn Communicator) {
+    let (rank, size) = (comm.rank(), comm.size());
+    for n in [0, 1, 7, 5_000, 300_001] {
+        let term = |r: usize, i: usize| ((i * 7 + r * 13 + 1) as f64).sqrt() * 0.1;
+        let mut x: Vec<f64> = (0..n).map(|i| term(rank, i)).collect();
+        comm.all_reduce_sum_f64(&mut x).unwrap();
+        for (i, found) in x.iter().enumerate() {
+            let want: f64 = (0..size).map(|r| term(r, i)).sum();
+            assert!((found - want).abs() <= 1e-13 * want, "element {i} of {n}: {found}, not {want}");
+        }
+        let bits: Vec<u8> = x.iter().flat_map(|v| v.to_bits().to_le_bytes()).collect();
+        let all = comm.all_gather(&bits).unwrap();
+        assert!(all.iter().all(|other| *other == bits), "ranks differ in the bits of a sum");
+    }
+    let mut exact = [i64::MAX - 5, rank as i64];
+    comm.all_reduce_sum_i64(&mut exact).unwrap();
+    assert_eq!(exact[1], (size * (size - 1) / 2) as i64);
+    let mut single = [0.5f32; 3];
+    comm.all_reduce_sum_f32(&mut single).unwrap();
+    assert_eq!(single, [0.5 * size as f32; 3]);
+    let mut bytes = vec![rank as u8; 10 * rank];
+    comm.broadcast(size - 1, &mut bytes).unwrap();
+    assert_eq!(bytes, vec![size as u8 - 1; 10 * (size - 1)]);
+    let all = comm.all_gather(&vec![rank as u8; rank]).unwrap();
+    assert!(all.iter().enumerate().all(|(r, bytes)| *bytes == vec![r as u8; r]));
+    comm.barrier().unwrap();
+}
+
+/// All-reduce of the stock network's gradient.
+fn time(comm: &mut dyn Communicator) {
+    let mut x = vec![1e-9; 1_000_000];
+    let mut times: Vec<f64> = (0..60)
+        .map(|_| {
+            comm.barrier().unwrap();
+            let start = Instant::now();
+            comm.all_reduce_sum_f64(&mut x).unwrap();
+            start.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let mut short: Vec<f64> = (0..300)
+        .map(|_| {
+            let start = Instant::now();
+            comm.all_reduce_sum_f64(&mut x[..8]).unwrap();
+            start.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    short.sort_by(f64::total_cmp);
+    say(&format!(
+        "TIME {}: 1.0 M f64: median {:.2} ms, best {:.2} ms; 8 f64: median {:.1} us",
+        comm.name(),
+        times[30],
+        times[0],
+        short[150]
+    ));
+}
+
+/// Sums until something happens; says the process of each rank, so that the test can strike one.
+fn forever(comm: &mut dyn Communicator) {
+    say(&format!("PID {} {}", comm.rank(), std::process::id()));
+    let mut x = vec![1.0; 50_000];
+    loop {
+        std::thread::sleep(Duration::from_millis(1));
+        if let Err(error) = comm.all_reduce_sum_f64(&mut x) {
+            comm.abort(error.message());
+            fail(&error);
+        }
+        x.fill(1.0);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------- the launchers
+
+/// One way to start ranks.
+struct Case {
+    name: &'static str,
+    /// Program names, best first.
+    programs: &'static [&'static str],
+    /// Arguments before the program; `{n}` is the number of ranks.
+    args: &'static str,
+    env: &'static [(&'static str, &'static str)],
+    /// What the ranks must say of how they are joined.
+    engine: &'static str,
+}
+
+const OPEN_MPI: &[(&str, &str)] = &[
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+    ("PRTE_ALLOW_RUN_AS_ROOT", "1"),
+    ("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+    ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
+    ("OMPI_MCA_mpi_yield_when_idle", "1"),
+    ("OMPI_MCA_plm_rsh_agent", "false"),
+];
+
+const CASES: &[Case] = &[
+    Case {
+        name: "Open MPI's mpirun",
+        programs: &["mpirun.openmpi", "orterun"],
+        args: "-np {n}",
+        env: OPEN_MPI,
+        engine: "mpi (Open MPI",
+    },
+    Case {
+        name: "MPICH's mpirun",
+        programs: &["mpirun.mpich", "mpiexec.hydra"],
+        args: "-l -launcher=fork -hosts=localhost -n {n}",
+        env: &[],
+        engine: "mpi (",
+    },
+    Case {
+        name: "torchrun on one host",
+        programs: &["torchrun"],
+        args: "--nproc_per_node={n} --master_port={port} --no-python",
+        env: &[],
+        engine: "shared memory",
+    },
+    Case {
+        name: "torchrun over TCP",
+        programs: &["torchrun"],
+        args: "--nproc_per_node={n} --rdzv_backend=c10d --rdzv_endpoint=localhost:{port} --no-python",
+        env: &[("PHALANX_COMM", "tcp")],
+        engine: "TCP",
+    },
+    Case {
+        name: "horovodrun",
+        programs: &["horovodrun"],
+        args: "-np {n} --gloo",
+        env: &[],
+        engine: "shared memory",
+    },
+    Case {
+        name: "mpirun without an MPI library",
+        programs: &["mpirun.openmpi", "orterun", "mpirun.mpich"],
+        args: "-np {n}",
+        env: &[("PHALANX_COMM", "shm")],
+        engine: "shared memory",
+    },
+];
+
+impl Case {
+    /// The command for `n` ranks, or `None` with a printed line if the launcher is not installed.
+    fn command(&self, n: usize, task: &str) -> Option<Command> {
+        let Some(program) = self.programs.iter().find_map(|name| find(name)) else {
+            println!("skipped: {} is not installed ({})", self.name, self.programs.join(", "));
+            return None;
+        };
+        let mut command = Command::new(program);
+        let args = self.args.replace("{n}", &n.to_string()).replace("{port}", &free_port().to_string());
+        command.args(args.split_whitespace());
+        command.arg(std::env::current_exe().unwrap()).args(["--exact", "child_entry", "--nocapture"]);
+        command.env(TASK, task).env("PHALANX_COMM_LIMIT", "3").env("PHALANX_COMM_WARN", "1");
+        command.envs(OPEN_MPI.iter().copied()).envs(self.env.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Some(command)
+    }
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    let extra = std::env::var("PHALANX_TEST_LAUNCHERS").unwrap_or_default();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let folders = extra.split(':').chain(path.split(':')).filter(|folder| !folder.is_empty());
+    folders.map(|folder| Path::new(folder).join(name)).find(|path| path.is_file())
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// What a job said, line by line, while it runs.
+struct Job {
+    child: Child,
+    lines: std::sync::mpsc::Receiver<String>,
+    said: Vec<String>,
+}
+
+impl Job {
+    fn start(mut command: Command) -> Job {
+        let mut child = command.spawn().unwrap();
+        let (tell, lines) = std::sync::mpsc::channel();
+        let outputs: [Box<dyn std::io::Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        for output in outputs {
+            let tell = tell.clone();
+            std::thread::spawn(move || {
+                use std::io::BufRead;
+                for line in std::io::BufReader::new(output).lines().map_while(Result::ok) {
+                    let _ = tell.send(line);
+                }
+            });
+        }
+        Job { child, lines, said: Vec::new() }
+    }
+
+    /// Listens until `enough` or the limit.
+    fn listen(&mut self, limit: Duration, enough: impl Fn(&[String]) -> bool) -> bool {
+        let deadline = Instant::now() + limit;
+        while !enough(&self.said) {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.said.push(line),
+                Err(_) => return enough(&self.said),
+            }
+        }
+        true
+    }
+
+    /// Waits for the end; whether it was a success. A job that does not end is killed, and the test fails.
+    fn end(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            self.listen(Duration::from_millis(50), |_| false);
+            if let Some(status) = self.child.try_wait().unwrap() {
+                self.listen(Duration::from_millis(300), |_| false);
+                return status.success();
+            }
+            if Instant::now() > deadline {
+                let _ = self.child.kill();
+                panic!("the job did not end within {limit:?}; it said\n{}", self.said.join("\n"));
+            }
+        }
+    }
+
+    fn lines_with<'a>(&'a self, what: &'a str) -> impl Iterator<Item = &'a String> {
+        self.said.iter().filter(move |line| line.contains(what))
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------- the tests
+
+#[test]
+fn every_launcher_joins_its_ranks() {
+    for case in CASES {
+        for n in [2, 3] {
+            let Some(command) = case.command(n, "sum") else { break };
+            let mut job = Job::start(command);
+            let good = job.end(Duration::from_secs(40));
+            let said = job.said.join("\n");
+            assert!(good, "{} with {n} ranks failed:\n{said}", case.name);
+            for rank in 0..n {
+                let want = format!("OK rank {rank} of {n}: ");
+                let line = job.lines_with(&want).next();
+                let line = line.unwrap_or_else(|| panic!("{}: no line {want:?} in\n{said}", case.name));
+                assert!(line.contains(case.engine), "{}: {line}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn variables_set_by_hand_join_ranks_through_rank_zero() {
+    let port = free_port().to_string();
+    let rank = |rank: &str| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child_entry", "--nocapture"]).env(TASK, "sum");
+        command.envs([
+            ("RANK", rank),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &port),
+        ]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Job::start(command)
+    };
+    for job in [&mut rank("0"), &mut rank("1")] {
+        assert!(job.end(Duration::from_secs(20)), "{}", job.said.join("\n"));
+        assert_eq!(job.lines_with("of 2: torchrun over shared memory").count(), 1);
+    }
+}
+
+/// kill -9 and SIGSTOP of one rank in a loop of sums: the others name it and end, and nobody stays behind.
+#[test]
+fn a_rank_that_dies_or_stops_ends_the_job_and_is_named() {
+    // The launcher itself ends the job after a kill, often before a rank can speak; a stop it does not notice.
+    for case in CASES {
+        for (signal, verdict) in
+            [(libc::SIGKILL, "rank 1 died"), (libc::SIGSTOP, "rank 1 gave no sign of life")]
+        {
+            let Some(command) = case.command(3, "forever") else { break };
+            let mut job = Job::start(command);
+            let pids = |said: &[String]| -> Vec<(usize, i32)> {
+                let pid = |line: &String| {
+                    let mut words = line.split("PID ").nth(1)?.split_whitespace();
+                    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+                };
+                said.iter().filter_map(pid).collect()
+            };
+            assert!(job.listen(Duration::from_secs(30), |said| pids(said).len() == 3), "{:?}", job.said);
+            let pids = pids(&job.said);
+            let victim = pids.iter().find(|(rank, _)| *rank == 1).unwrap().1;
+            // SAFETY: a signal to a process of ours.
+            unsafe { libc::kill(victim, signal) };
+            let struck = Instant::now();
+            let named = job.listen(Duration::from_secs(8), |said| {
+                said.iter().any(|line| line.contains("ERROR") && line.contains(verdict))
+            });
+            let took = struck.elapsed();
+            if signal == libc::SIGSTOP {
+                // Launchers wait for a stopped process after their polite signal.
+                std::thread::sleep(Duration::from_millis(200));
+                // SAFETY: as above.
+                unsafe { libc::kill(victim, libc::SIGCONT) };
+            }
+            assert!(!job.end(Duration::from_secs(40)), "{}: the job succeeded", case.name);
+            println!("{}: signal {signal}: named {named} after {took:.1?}", case.name);
+            assert!(
+                named || signal == libc::SIGKILL,
+                "{}: {verdict:?} is not in\n{}",
+                case.name,
+                job.said.join("\n")
+            );
+            for (rank, pid) in pids {
+                assert!(gone(pid), "{}: rank {rank} is still there", case.name);
+            }
+        }
+    }
+}
+
+/// Whether a process ends soon.
+fn gone(pid: i32) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    // SAFETY: signal 0 only asks.
+    while unsafe { libc::kill(pid, 0) } == 0 {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        if stat.contains(") Z ") {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+/// The library of the other mpirun would see a world of one: N silent copies. It must be refused.
+#[test]
+fn the_wrong_mpi_library_is_refused() {
+    let case = &CASES[0];
+    let library = "libmpich.so.12";
+    // SAFETY: only asks whether the loader finds it.
+    if unsafe { libloading::Library::new(library) }.is_err() {
+        println!("skipped: {library} is not installed");
+        return;
+    }
+    let Some(mut command) = case.command(2, "sum") else { return };
+    command.env("PHALANX_MPI_LIBRARY", library);
+    let mut job = Job::start(command);
+    assert!(!job.end(Duration::from_secs(30)));
+    let said = job.said.join("\n");
+    assert!(said.contains("mpirun (Open MPI) launched 2 ranks, but they cannot be joined"), "{said}");
+    assert!(said.contains("sees rank 0 of 1"), "{said}");
+    assert!(!said.contains("OK rank"), "{said}");
+}
+
+/// Not a test of correctness: prints what an all-reduce costs. `cargo test --release --test launchers -- --ignored --nocapture`
+#[test]
+#[ignore = "prints timings"]
+fn timings() {
+    for case in CASES {
+        let Some(command) = case.command(2, "time") else { continue };
+        let mut job = Job::start(command);
+        job.end(Duration::from_secs(60));
+        job.lines_with("TIME").take(1).for_each(|line| println!("{}: {line}", case.name));
+    }
+}

@@ -1,0 +1,335 @@
+//! One case: everything that can be compared.
+
+use phalanx::data::field::Wants;
+use phalanx::data::{Frame, System};
+use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
+use phalanx::engine::reference::ReferenceEngine;
+use phalanx::engine::{Engine, Prediction, Seeds};
+use phalanx::export::read_model;
+use phalanx::loss::EnerLoss;
+use phalanx::model::dp::Dp;
+use phalanx::optim::Adam;
+use phalanx::train::input::{Input, Length};
+use phalanx::{Error, Result, err};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Largest deviations that count as agreement, relative to the largest value of an array.
+const PREDICTION: f64 = 1e-10;
+const GRADIENT: f64 = 1e-8;
+const TRACE: f64 = 1e-7;
+
+/// What became of a case.
+pub enum Outcome {
+    Passed(String),
+    Failed(String),
+    Unsupported(String),
+}
+
+/// A case with everything loaded.
+pub struct Case {
+    model: Arc<Dp>,
+    params: Vec<f64>,
+    input: Input,
+    folder: std::path::PathBuf,
+    systems: HashMap<String, Source>,
+    /// The system whose frames were predicted; the case does not say which it was.
+    predicted: Option<Source>,
+    min_distance: f64,
+}
+
+/// A system, and the boundary that the reference values were made with.
+struct Source {
+    system: System,
+    /// The cells of box.npy, where the values were made with them although the system says `nopbc`.
+    cells: Option<Vec<[f64; 9]>>,
+}
+
+impl Source {
+    fn read(&self, k: usize) -> Result<Frame> {
+        let mut frame = self.system.read_frame(k)?;
+        if let Some(cells) = &self.cells {
+            frame.cell = Some(cells[k]);
+        }
+        Ok(frame)
+    }
+
+    /// Opens a system. The reference values were made with the cells of box.npy also where the system says `nopbc`.
+    fn open(path: &Path, type_map: &[String], wants: &Wants) -> Result<Source> {
+        let system = System::open(&path.to_string_lossy(), type_map, wants)?;
+        let file = path.join("set.000/box.npy");
+        let problem = |e: std::io::Error| err!("{}: {e}", file.display());
+        let cells = match system.pbc || !file.exists() {
+            true => None,
+            false => {
+                let bytes = std::fs::read(&file).map_err(problem)?;
+                let numbers: Vec<f64> =
+                    npyz::NpyFile::new(&bytes[..]).and_then(|npy| npy.into_vec()).map_err(problem)?;
+                Some(numbers.as_chunks::<9>().0.to_vec())
+            }
+        };
+        Ok(Source { system, cells })
+    }
+}
+
+/// The worst deviation of each kind.
+#[derive(Default)]
+struct Worst(Vec<(&'static str, f64, f64)>);
+
+impl Worst {
+    fn add(&mut self, what: &'static str, deviation: f64, tolerance: f64) {
+        match self.0.iter_mut().find(|(name, ..)| *name == what) {
+            // NaN must win: it is never an agreement.
+            Some((_, worst, _)) if !(*worst > deviation) => *worst = deviation,
+            Some(_) => {}
+            None => self.0.push((what, deviation, tolerance)),
+        }
+    }
+
+    fn line(&self) -> String {
+        self.0.iter().map(|(name, worst, _)| format!("{name} {worst:.1e}")).collect::<Vec<_>>().join("  ")
+    }
+
+    fn holds(&self) -> bool {
+        self.0.iter().all(|(_, worst, tolerance)| worst < tolerance)
+    }
+}
+
+/// The largest difference over the largest wanted value.
+fn deviation(got: &[f64], want: &[f64]) -> f64 {
+    if got.len() != want.len() || got.iter().any(|x| x.is_nan()) {
+        return f64::NAN;
+    }
+    let scale = want.iter().fold(1e-300f64, |a, b| a.max(b.abs()));
+    got.iter().zip(want).fold(0.0, |a: f64, (g, w)| a.max((g - w).abs())) / scale
+}
+
+/// All arrays of an npz file as f64.
+fn read_npz(path: &Path) -> Result<HashMap<String, Vec<f64>>> {
+    let problem = |e: String| err!("{}: {e}", path.display());
+    let mut archive = npyz::npz::NpzArchive::open(path).map_err(|e| problem(e.to_string()))?;
+    let names: Vec<String> = archive.array_names().map(String::from).collect();
+    let mut arrays = HashMap::new();
+    for name in names {
+        let Some(array) = archive.by_name(&name).map_err(|e| problem(e.to_string()))? else { continue };
+        let integers = array.dtype().descr().contains('i');
+        let values = if integers {
+            array.into_vec::<i64>().map(|v| v.into_iter().map(|x| x as f64).collect())
+        } else {
+            array.into_vec::<f64>()
+        };
+        arrays.insert(name, values.map_err(|e| problem(e.to_string()))?);
+    }
+    Ok(arrays)
+}
+
+impl Case {
+    /// Runs a case.
+    pub fn run(folder: &Path, data: &Path) -> Outcome {
+        let case = match Case::open(folder, data) {
+            Ok(case) => case,
+            Err(e) if e.message().contains("not support") || e.message().contains("unsupported") => {
+                return Outcome::Unsupported(e.message().to_string());
+            }
+            Err(e) => return Outcome::Failed(e.to_string()),
+        };
+        let mut worst = Worst::default();
+        match case.compare(&mut worst) {
+            Err(e) => Outcome::Failed(e.to_string()),
+            Ok(()) if worst.holds() => Outcome::Passed(worst.line()),
+            Ok(()) => Outcome::Failed(worst.line()),
+        }
+    }
+
+    fn open(folder: &Path, data: &Path) -> Result<Case> {
+        let (input, _) = Input::read(&folder.join("input.json"))?;
+        let (model, params) = Dp::from_spec(read_model(&folder.join("initial.dp"))?)?;
+        let fitting = &input.model.fitting;
+        let wants = Wants {
+            energy: true,
+            force: true,
+            virial: input.loss.virial.is_used(),
+            atom_energy: input.loss.atom_energy.is_used(),
+            atom_pref: input.loss.atom_pref_force.is_used(),
+            numb_fparam: fitting.numb_fparam,
+            numb_aparam: fitting.numb_aparam,
+        };
+        let names = input.training.training_data.systems.clone();
+        let mut case = Case {
+            model: Arc::new(model),
+            params,
+            input,
+            folder: folder.to_path_buf(),
+            systems: HashMap::new(),
+            predicted: None,
+            min_distance: 0.0,
+        };
+        case.find_predicted(&names, data, &wants)?;
+        for name in names {
+            let source = Source::open(&data.join(&name), &case.model.options.type_map, &wants)?;
+            case.systems.insert(name, source);
+        }
+        case.min_distance = case.shortest_distance()?;
+        Ok(case)
+    }
+
+    /// Looks for the system whose frames were predicted among the training systems and their neighbours on disk.
+    fn find_predicted(&mut self, names: &[String], data: &Path, wants: &Wants) -> Result<()> {
+        let mut folders: Vec<std::path::PathBuf> = names.iter().map(|name| data.join(name)).collect();
+        for parent in folders.clone().iter().filter_map(|f| f.parent()) {
+            let siblings = std::fs::read_dir(parent).into_iter().flatten().flatten().map(|e| e.path());
+            folders.extend(siblings.filter(|p| p.join("type.raw").exists()));
+        }
+        let mut best = f64::INFINITY;
+        for folder in folders {
+            let wants = Wants { virial: false, ..*wants };
+            // A neighbour may lack what this model needs; it is not the one then.
+            let Ok(source) = Source::open(&folder, &self.model.options.type_map, &wants) else { continue };
+            let mut engine = self.cpu(EmbeddingMode::Direct)?;
+            let Ok(found) = self.predict(&mut engine, &source, &self.params, "predict.npz") else { continue };
+            if found < best {
+                best = found;
+                self.predicted = Some(source);
+            }
+        }
+        Ok(())
+    }
+
+    fn shortest_distance(&self) -> Result<f64> {
+        let mut shortest = f64::INFINITY;
+        for source in self.systems.values() {
+            let n = source.system.n_frames;
+            for k in (0..n).step_by(1.max(n / 20)) {
+                let frame = source.read(k)?;
+                let stat = phalanx::neighbor::stat::NeighborStat::of(
+                    &frame,
+                    self.model.descriptor().rcut,
+                    self.model.n_types(),
+                )?;
+                shortest = shortest.min(stat.min_distance);
+            }
+        }
+        Ok(shortest)
+    }
+
+    fn cpu(&self, mode: EmbeddingMode) -> Result<CpuEngine<f64>> {
+        CpuEngine::new(self.model.clone(), 2, mode, None)
+    }
+
+    fn compare(&self, worst: &mut Worst) -> Result<()> {
+        let series = EmbeddingMode::Chebyshev { min_distance: self.min_distance };
+        self.predict_and_differentiate(&mut ReferenceEngine::new(self.model.clone()), worst)?;
+        for mode in [series, EmbeddingMode::Direct] {
+            self.predict_and_differentiate(&mut self.cpu(mode)?, worst)?;
+            self.replay(&mut self.cpu(mode)?, worst)?;
+        }
+        Ok(())
+    }
+
+    fn predict<E: Engine>(&self, engine: &mut E, source: &Source, params: &[f64], file: &str) -> Result<f64> {
+        let want = read_npz(&self.folder.join(file))?;
+        if want["force"].len() != want["frames"].len() * source.system.n_atoms * 3 {
+            return Err(err!("{file} is about another system"));
+        }
+        let prepare = engine.preparer();
+        let mut frames = Vec::new();
+        for &k in &want["frames"] {
+            frames.push(prepare(&source.read(k as usize)?)?);
+        }
+        let mut out = Prediction::default();
+        engine.evaluate(&mut out, params, &frames.iter().collect::<Vec<_>>());
+        let got = [
+            ("energy", out.energy.clone()),
+            ("force", out.force.clone()),
+            ("virial", out.virial.as_flattened().to_vec()),
+            ("atom_energy", out.atom_energy.clone()),
+        ];
+        Ok(got.iter().fold(0.0, |a, (name, got)| {
+            let d = deviation(got, &want[*name]);
+            if d.is_nan() { d } else { f64::max(a, d) }
+        }))
+    }
+
+    fn predict_and_differentiate<E: Engine>(&self, engine: &mut E, worst: &mut Worst) -> Result<()> {
+        worst.add(
+            "prediction",
+            self.predict(engine, self.predicted()?, &self.params, "predict.npz")?,
+            PREDICTION,
+        );
+        let trace = self.trace()?;
+        let (_, grad) = self.gradient(engine, &self.params, &trace[0], self.loss()?.1)?;
+        let want = read_npz(&self.folder.join("grad0.npz"))?;
+        for view in self.model.table.views() {
+            let name = format!("model.Default.atomic_model.{}", view.name);
+            let want = want.get(&name).ok_or_else(|| err!("grad0.npz: {name} is missing"))?;
+            worst.add("gradient", deviation(&grad[view.range()], want), GRADIENT);
+        }
+        Ok(())
+    }
+
+    fn predicted(&self) -> Result<&Source> {
+        self.predicted.as_ref().ok_or_else(|| err!("no system fits the shape of predict.npz"))
+    }
+
+    fn trace(&self) -> Result<Vec<Value>> {
+        let path = self.folder.join("trace.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| err!("{}: {e}", path.display()))?;
+        serde_json::from_str(&text).map_err(|e| err!("{}: {e}", path.display()))
+    }
+
+    fn loss(&self) -> Result<(EnerLoss, f64)> {
+        let start_lr = self.input.learning_rate.start_lr;
+        Ok((EnerLoss::new(self.input.loss.clone(), start_lr), start_lr))
+    }
+
+    fn gradient<E: Engine>(
+        &self,
+        engine: &mut E,
+        params: &[f64],
+        step: &Value,
+        lr: f64,
+    ) -> Result<(phalanx::loss::LossValue, Vec<f64>)> {
+        let system = &self.systems[step["system"].as_str().unwrap_or_default()];
+        let indices = step["frames"].as_array().cloned().unwrap_or_default();
+        let read = |k: &Value| system.read(k.as_u64().unwrap_or_default() as usize);
+        let frames: Vec<Frame> = indices.iter().map(read).collect::<Result<_>>()?;
+        let prepare = engine.preparer();
+        let prepared = frames.iter().map(|f| prepare(f)).collect::<Result<Vec<_>>>()?;
+        let batch: Vec<_> = prepared.iter().collect();
+        let (mut out, mut seeds) = (Prediction::default(), Seeds::default());
+        engine.evaluate(&mut out, params, &batch);
+        let value = self.loss()?.0.differentiate(&mut seeds, &out, &frames.iter().collect::<Vec<_>>(), lr);
+        let mut grad = vec![0.0; params.len()];
+        engine.backward(&mut grad, params, &batch, &seeds);
+        Ok((value, grad))
+    }
+
+    /// The whole training trace, and the predictions after it.
+    fn replay<E: Engine>(&self, engine: &mut E, worst: &mut Worst) -> Result<()> {
+        let Length::Steps(num_steps) = self.input.training.length else {
+            return Err(Error::new("the case says no number of steps"));
+        };
+        let lr_of = self.input.learning_rate.for_steps(num_steps)?;
+        let mut params = self.params.clone();
+        let mut adam = Adam::new(self.input.optimizer.clone(), self.model.trainable(), params.len());
+        for (k, step) in self.trace()?.iter().enumerate() {
+            let lr = lr_of.at(k as u64, num_steps);
+            let (value, grad) = self.gradient(engine, &params, step, lr)?;
+            let mut check = |got: f64, name: &str| {
+                if let Some(want) = step[name].as_f64() {
+                    worst.add("trace", deviation(&[got], &[want]), TRACE);
+                }
+            };
+            check(lr, "lr");
+            check(value.loss, "loss");
+            for term in &value.terms {
+                check(term.value, term.name);
+            }
+            adam.step(&mut params, &grad, lr, k as u64);
+        }
+        worst.add("after", self.predict(engine, self.predicted()?, &params, "final_predict.npz")?, TRACE);
+        Ok(())
+    }
+}
