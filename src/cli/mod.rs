@@ -2,6 +2,7 @@
 
 pub mod backend; // --pt, --tf and the like: conventions of a framework
 pub mod logging; // -v and -l of every subcommand
+mod literal; // values in log lines, as Python writes them
 pub mod systems; // from what a user types to a list of systems
 pub mod train;
 pub mod test;

@@ -1,5 +1,6 @@
 //! `dp neighbor-stat`: the shortest distance and the most neighbours in data.
 
+use super::literal::list;
 use super::logging::LogArgs;
 use super::{Command, systems, typed};
 use crate::data::{Frame, System, Wants, format};
@@ -48,7 +49,7 @@ fn run(args: &NeighborStatArgs) -> Result<()> {
         Some(type_map) => type_map.clone(),
         None => {
             let type_map = type_map_of(&paths)?;
-            log::info!("type_map: {type_map:?}");
+            log::info!("type_map: {}", list(&type_map));
             type_map
         }
     };
