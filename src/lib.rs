@@ -16,10 +16,10 @@ pub mod engine; // evaluates a batch and differentiates a loss: reference, cpu
 pub mod loss; // energy, force and virial losses and their derivatives
 pub mod optim; // Adam and AdamW, learning-rate schedules
 pub mod export; // .dp and .yaml model files, DeePMD-kit's own formats
-pub mod infer; // evaluates frames with a model file
 pub mod checkpoint; // complete or absent
 pub mod report; // log lines, progress, lcurve.out, TensorBoard
 pub mod train; // the whole input, set-up, the loop and the step
+pub mod infer; // evaluates frames with a model file or a checkpoint
 pub mod cli; // one file for each subcommand
 
 pub use error::{Error, Result};

@@ -12,8 +12,10 @@ pub mod neighbor_stat;
 pub mod doc_train_input;
 pub mod absent; // what DeePMD-kit has and Phalanx has not
 
+use crate::config::check::did_you_mean;
 use crate::error::{Error, Result};
 use backend::BackendFlags;
+use clap::error::{ContextKind, ContextValue};
 use clap::{ArgMatches, Args, FromArgMatches};
 use std::ffi::OsString;
 use std::io::Write;
@@ -63,7 +65,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// The whole command line.
 pub fn definition() -> clap::Command {
-    let mut program = clap::Command::new("dp")
+    let mut program = BackendFlags::augment_args(clap::Command::new("dp"))
         .about("Phalanx: trains Deep Potential models, with the commands, inputs and files of DeePMD-kit")
         .version(env!("CARGO_PKG_VERSION"))
         .disable_version_flag(true)
@@ -74,14 +76,14 @@ pub fn definition() -> clap::Command {
         .after_help(
             "`dp train input.json` starts a training run; `dp COMMAND -h` tells more about a command.",
         );
-    program = BackendFlags::augment_args(program);
     for command in COMMANDS {
-        let sub = clap::Command::new(command.name)
+        // The texts come last: the derived definition would put its own doc comment there.
+        let sub = (command.define)(clap::Command::new(command.name))
             .about(command.about)
             .after_help(command.examples)
             .disable_version_flag(true)
             .infer_long_args(true);
-        program = program.subcommand((command.define)(sub));
+        program = program.subcommand(sub);
     }
     absent::add_all(program)
 }
@@ -113,9 +115,18 @@ fn misunderstood(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    let text = error.render().to_string().replace("\n  tip: ", "\n  help: ");
+    let text = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(name)) => format!("error: {}\n", unknown_command(name)),
+        _ => error.render().to_string().replace("\n  tip: ", "\n  help: "),
+    };
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
     ExitCode::from(2)
+}
+
+fn unknown_command(name: &str) -> Error {
+    let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
+    let near = did_you_mean(name, names.iter().copied());
+    crate::err!("dp {name}: there is no such command").help(format!("{near}there are: {}", names.join(", ")))
 }
 
 fn complain(error: &Error) {
