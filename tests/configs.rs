@@ -1,10 +1,11 @@
 //! Whole input files: good ones are read as meant, broken ones give exactly the message beside them.
 
+use phalanx::data::options::{BatchSize, SystemWeights};
 use phalanx::loss::options::{HuberDeltas, LossFunction};
 use phalanx::model::activation::Activation;
 use phalanx::model::dp::options::{DescriptorOptions, Embedding, Precision, SeE2AOptions, Sel};
 use phalanx::optim::options::{OptimizerOptions, ScaleByWorker, Schedule, Shape, Warmup, WsdDecay};
-use phalanx::train::input::{BatchSize, Input, Length, SystemWeights, doc_train_input};
+use phalanx::train::input::{Input, Length, doc_train_input};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

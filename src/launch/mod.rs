@@ -4,6 +4,7 @@
 //! Each launcher is one file that reads its own variables; [`LAUNCHERS`] is the order in which they are asked.
 //! The environment is an argument, so that every case is a test.
 
+pub mod threads; // how many threads this process may use
 mod horovod;
 mod hydra;
 mod openmpi;

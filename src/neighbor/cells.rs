@@ -63,7 +63,7 @@ impl Cells {
             n_bins[k] = (height / rcut).floor().clamp(1.0, most) as i64;
             let width = height / n_bins[k] as f64;
             let images = (rcut / width).ceil();
-            if !(images < 1000.0) {
+            if images.is_nan() || images >= 1000.0 {
                 bail!("the cell is only {height} A wide, rcut = {rcut} A needs too many periodic images");
             }
             reach[k] = if periodic { images as i64 } else { (images as i64).min(n_bins[k] - 1).max(0) };

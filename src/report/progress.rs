@@ -23,11 +23,19 @@ impl Progress {
         if !wanted || !std::io::stderr().is_terminal() {
             return Progress { bar: None };
         }
-        Self::on(ProgressDrawTarget::stderr_with_hz(5), start, total)
+        Self::on(ProgressDrawTarget::stderr_with_hz(5), start, total, "steps")
     }
 
-    fn on(target: ProgressDrawTarget, start: u64, total: u64) -> Self {
-        let bar = ProgressBar::with_draw_target(Some(total), target).with_style(style());
+    /// A bar that counts something else than steps, e.g. frames, where standard error is a terminal.
+    pub fn counting(unit: &'static str, total: u64) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Progress { bar: None };
+        }
+        Self::on(ProgressDrawTarget::stderr_with_hz(5), 0, total, unit)
+    }
+
+    fn on(target: ProgressDrawTarget, start: u64, total: u64, unit: &'static str) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(total), target).with_style(style(unit));
         bar.set_position(start);
         bar.tick(); // makes the estimator count from `start`,
         bar.reset_eta(); // which it would take for a very fast first step
@@ -78,14 +86,16 @@ pub(super) fn suspended<T>(write: impl FnOnce() -> T) -> T {
     }
 }
 
-fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{bar:32} {pos}/{len} steps  {per_sec}  eta {eta}  {msg}")
-        .expect("the template is a constant and is valid")
-        .progress_chars("=> ")
-        .with_key("per_sec", |state: &indicatif::ProgressState, w: &mut dyn std::fmt::Write| {
-            // A failed write into the bar's own buffer cannot be reported to anyone.
-            let _ = write!(w, "{:.1} steps/s", state.per_sec());
-        })
+fn style(unit: &'static str) -> ProgressStyle {
+    ProgressStyle::with_template(&format!(
+        "{{bar:32}} {{pos}}/{{len}} {unit}  {{per_sec}}  eta {{eta}}  {{msg}}"
+    ))
+    .expect("the template is a constant and is valid")
+    .progress_chars("=> ")
+    .with_key("per_sec", move |state: &indicatif::ProgressState, w: &mut dyn std::fmt::Write| {
+        // A failed write into the bar's own buffer cannot be reported to anyone.
+        let _ = write!(w, "{:.1} {unit}/s", state.per_sec());
+    })
 }
 
 #[cfg(test)]
@@ -141,7 +151,7 @@ mod tests {
     fn the_bar_shows_steps_and_note_and_steps_aside_for_a_line() {
         let term = Line::default();
         let target = ProgressDrawTarget::term_like_with_hz(Box::new(term.clone()), 200);
-        let progress = Progress::on(target, 100, 1000);
+        let progress = Progress::on(target, 100, 1000, "steps");
         std::thread::sleep(std::time::Duration::from_millis(30));
         progress.step(251);
         std::thread::sleep(std::time::Duration::from_millis(30));

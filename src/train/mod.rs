@@ -4,12 +4,12 @@ pub mod input; // the whole input, as meant
 pub mod keys; // the tables of its keys
 pub mod compat; // layouts of former times
 pub mod options; // what the command line says about a run
-pub mod threads; // how many threads this rank may use
 pub mod team; // what the ranks do together
 pub mod signals; // SIGTERM and SIGINT finish the step and save
 pub mod step; // the recipe of one step
 pub mod validate; // errors on the validation set
 pub mod state; // a run as a checkpoint, and back
+pub mod load; // from a path to a model: model file or checkpoint
 pub mod setup; // data, statistics and model before the first step
 pub mod run; // the loop
 

@@ -4,6 +4,7 @@
 //! then has the same numbers.
 
 use super::input::{Input, Length};
+use super::load::load_model;
 use super::options::{RunOptions, Start};
 use super::state::{self, TrainState};
 use super::team::Team;
@@ -106,15 +107,6 @@ fn load_origin(team: &mut Team, options: &RunOptions) -> Result<Option<Origin>> 
         }
     };
     team.agree(local)
-}
-
-/// A model from a model file or a checkpoint.
-pub fn load_model(path: &Path) -> Result<DpModel> {
-    if crate::export::check_model_path(path).is_ok() {
-        crate::export::read_model(path)
-    } else {
-        state::model_of_checkpoint(path)
-    }
 }
 
 impl Origin {

@@ -90,6 +90,7 @@ pub(crate) use multiversion;
 /// # Safety
 /// Implementations use vector instructions: callers must know that the machine has them. Pointers must be valid
 /// for `LANES` numbers (`n` for the partial versions).
+#[allow(clippy::missing_safety_doc)] // one contract for all of them stands above
 pub unsafe trait Simd: Copy {
     type T: Copy;
     type V: Copy;

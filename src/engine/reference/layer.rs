@@ -173,7 +173,7 @@ mod tests {
             HiddenSpec { n_in: 3, neuron: &[3, 6, 5], activation, resnet_dt: true, trainable: &[true; 3] };
         let shape = NetShape::hidden(&mut table, "net", spec).with_output(&mut table, "net", 2, true);
         let mut normal = Normal::new(3, 0);
-        (shape, (0..table.len()).map(|_| 0.6 * normal.next()).collect())
+        (shape, (0..table.len()).map(|_| 0.6 * normal.draw()).collect())
     }
 
     fn dot(a: &[f64], b: &[f64]) -> f64 {

@@ -115,7 +115,7 @@ impl Dp {
                 _ => (0.0, 1.0),
             };
             let mut normal = Normal::new(seed, place as u64);
-            params[view.range()].fill_with(|| mean + deviation * normal.next());
+            params[view.range()].fill_with(|| mean + deviation * normal.draw());
         }
         params
     }

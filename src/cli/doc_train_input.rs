@@ -1,0 +1,40 @@
+//! `dp doc-train-input`: prints all keys of a training input.
+
+use super::logging::LogArgs;
+use super::{Command, print, typed};
+use crate::error::Result;
+use crate::{err, train::input};
+use clap::Args;
+
+pub(super) const COMMAND: Command = Command {
+    name: "doc-train-input",
+    about: "Print all keys of a training input",
+    examples: "Example:\n  dp doc-train-input | less",
+    define: DocArgs::augment_args,
+    run: |matches, _| run(&typed(matches)),
+};
+
+/// The command line of `dp doc-train-input`.
+#[derive(Debug, Clone, clap::Args)]
+struct DocArgs {
+    /// Form of the output; text is the only one, the others are refused
+    #[arg(long, value_name = "FORM", default_value = "rst", value_parser = ["rst", "json", "json_schema"])]
+    out_type: String,
+    /// Keys of multi-task inputs; refused, as models here have one task
+    #[arg(long)]
+    multi_task: bool,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+fn run(args: &DocArgs) -> Result<()> {
+    args.log.start()?;
+    if args.multi_task {
+        return Err(err!("--multi-task: multi-task training is not supported").help("leave the flag away"));
+    }
+    if args.out_type != "rst" {
+        return Err(err!("--out-type {}: the reference is printed as text only", args.out_type)
+            .help("leave the flag away"));
+    }
+    print(&input::doc_train_input())
+}

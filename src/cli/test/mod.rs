@@ -1,0 +1,208 @@
+//! `dp test`: compares a model with data.
+
+mod detail; // files with every label beside its prediction
+mod errors; // mean absolute and root-mean-square errors
+
+use super::logging::LogArgs;
+use super::{Command, systems, typed};
+use crate::data::field::Field;
+use crate::data::{System, Wants};
+use crate::err;
+use crate::error::Result;
+use crate::infer::Predictor;
+use crate::launch::threads::{Threads, available_cores};
+use crate::report::progress::Progress;
+use crate::sample::permute::Permutation;
+use crate::train::load::load_model;
+use clap::Args;
+use detail::Details;
+use errors::Errors;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use std::hash::{BuildHasher, Hasher};
+use std::path::PathBuf;
+
+pub(super) const COMMAND: Command = Command {
+    name: "test",
+    about: "Compare a model with data",
+    examples: "Examples:\n  dp test -m model.dp -s data\n  dp test -m model.dp -s data -n 30 -d detail",
+    define: TestArgs::augment_args,
+    run: |matches, _| run(&typed(matches)),
+};
+
+/// The command line of `dp test`.
+#[derive(Debug, Clone, clap::Args)]
+struct TestArgs {
+    /// Model file (model.dp, model.yaml) or checkpoint (model.ckpt, its folder)
+    #[arg(short, long, value_name = "MODEL", default_value = "frozen_model")]
+    model: PathBuf,
+    /// Folders that are searched for systems
+    #[arg(short, long, value_name = "SYSTEM", num_args = 1.., default_value = ".", group = "data")]
+    system: Vec<String>,
+    /// A text file with one system on each line
+    #[arg(short = 'f', long, value_name = "FILE", group = "data")]
+    datafile: Option<PathBuf>,
+    /// A training input: test on its training data
+    #[arg(long, value_name = "INPUT", group = "data")]
+    train_data: Option<PathBuf>,
+    /// A training input: test on its validation data
+    #[arg(long, value_name = "INPUT", group = "data")]
+    valid_data: Option<PathBuf>,
+    /// Without effect: sets are always named set.*
+    #[arg(short = 'S', long, value_name = "PREFIX")]
+    set_prefix: Option<String>,
+    /// Frames of each system to test on; 0 means all
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    numb_test: usize,
+    /// Seed of --shuffle-test
+    #[arg(short, long, value_name = "SEED", allow_negative_numbers = true)]
+    rand_seed: Option<i64>,
+    /// Take the frames of a system in random order
+    #[arg(long)]
+    shuffle_test: bool,
+    /// Write every label beside its prediction to PREFIX.e.out, PREFIX.f.out, PREFIX.v.out, ...
+    #[arg(short, long, value_name = "PREFIX")]
+    detail_file: Option<PathBuf>,
+    /// Compare the energies of atoms too (atom_ener.npy)
+    #[arg(short, long)]
+    atomic: bool,
+    /// A branch of a multi-task model; refused, as models here have one task
+    #[arg(long, alias = "model-branch", value_name = "NAME")]
+    head: Option<String>,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+fn run(args: &TestArgs) -> Result<()> {
+    args.log.start()?;
+    if args.set_prefix.is_some() {
+        log::warn!("--set-prefix has no effect: sets are always named set.*");
+    }
+    if let Some(head) = &args.head {
+        return Err(err!("--head {head}: models here have one task").help("leave the flag away"));
+    }
+    let paths = find_systems(args)?;
+    let mut predictor = predictor(args)?;
+    let mut details = args.detail_file.as_deref().map(Details::new).transpose()?;
+    let mut total = Errors::default();
+    for (number, path) in paths.iter().enumerate() {
+        log::info!("# ---------------output of dp test--------------- ");
+        log::info!("# testing system : {path}");
+        let errors = test_system(args, number, path, &mut predictor, details.as_mut())?;
+        errors.report();
+        log::info!("# ----------------------------------------------- ");
+        total.merge(&errors);
+    }
+    if let Some(details) = details {
+        details.finish()?;
+    }
+    total.forget_atom_energy();
+    log::info!("# ----------weighted average of errors----------- ");
+    log::info!("# number of systems : {}", paths.len());
+    total.report();
+    log::info!("# ----------------------------------------------- ");
+    Ok(())
+}
+
+fn find_systems(args: &TestArgs) -> Result<Vec<String>> {
+    match (&args.datafile, &args.train_data, &args.valid_data) {
+        (Some(file), _, _) => systems::listed(file),
+        (_, Some(input), _) => systems::of_input(input, "training_data"),
+        (_, _, Some(input)) => systems::of_input(input, "validation_data"),
+        _ => systems::search(&args.system),
+    }
+}
+
+fn predictor(args: &TestArgs) -> Result<Predictor> {
+    let environment = |name: &str| std::env::var(name).ok();
+    let model = load_model(&args.model)?;
+    let threads = Threads::new(&environment, available_cores(), 1)?.compute;
+    let predictor = Predictor::new(model, threads).map_err(|e| e.at(args.model.display()))?;
+    match environment("DP_INFER_BATCH_SIZE") {
+        None => Ok(predictor),
+        Some(text) => match text.trim().parse() {
+            Ok(atoms) => Ok(predictor.with_batch_atoms(atoms)),
+            Err(_) => Err(err!("DP_INFER_BATCH_SIZE={text} is not a number of atoms")
+                .help("it says how many atoms are evaluated at once")),
+        },
+    }
+}
+
+fn test_system(
+    args: &TestArgs,
+    number: usize,
+    path: &str,
+    predictor: &mut Predictor,
+    mut details: Option<&mut Details>,
+) -> Result<Errors> {
+    let wants = Wants {
+        energy: true,
+        force: true,
+        virial: true,
+        atom_pref: true,
+        atom_energy: args.atomic,
+        ..predictor.wants()
+    };
+    let system = System::open(path, predictor.type_map(), &wants)?;
+    if args.atomic && !system.has(Field::AtomEnergy) {
+        return Err(err!("{path}: found no atom_ener.npy in every set").help("--atomic compares with it"));
+    }
+    let frames = frames_to_test(args, number, system.n_frames);
+    let progress = Progress::counting("frames", frames.len() as u64);
+    let mut errors = Errors::default();
+    let mut done = 0;
+    predictor.for_each_batch(&system, &frames, |frames, predicted| {
+        errors.add(frames, predicted);
+        if let Some(details) = &mut details {
+            details.write(path, frames, predicted)?;
+        }
+        done += frames.len();
+        progress.step(done as u64);
+        Ok(())
+    })?;
+    progress.finish();
+    log::info!("# number of test data : {done} ");
+    Ok(errors)
+}
+
+/// Which frames, in which order. The order of a system depends on the seed and its number only.
+fn frames_to_test(args: &TestArgs, number: usize, n_frames: usize) -> Vec<usize> {
+    let most = if args.numb_test == 0 { n_frames } else { args.numb_test.min(n_frames) };
+    if !args.shuffle_test {
+        return (0..most).collect();
+    }
+    let seed = args.rand_seed.map_or_else(random_seed, |seed| seed as u64);
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(number as u64);
+    let order = Permutation::new(&mut rng, n_frames);
+    (0..most).map(|position| order.frame(position)).collect()
+}
+
+/// The standard library seeds its hash maps from the operating system.
+fn random_seed() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> TestArgs {
+        let matches =
+            super::super::definition().try_get_matches_from(line.split_whitespace()).expect("a valid line");
+        typed(matches.subcommand().unwrap().1)
+    }
+
+    #[test]
+    fn a_shuffle_is_a_permutation_that_the_seed_decides() {
+        let order = |line: &str| frames_to_test(&args(line), 0, 50);
+        assert_eq!(order("dp test -n 3"), [0, 1, 2]);
+        assert_eq!(order("dp test -n 80").len(), 50);
+        let mut shuffled = order("dp test --shuffle-test -r 7");
+        assert_eq!(shuffled, order("dp test --shuffle-test -r 7"));
+        assert_ne!(shuffled, order("dp test --shuffle-test -r 8"));
+        assert_eq!(order("dp test --shuffle-test -r 7 -n 5"), shuffled[..5]);
+        shuffled.sort();
+        assert_eq!(shuffled, (0..50).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,198 @@
+//! `dp train`: trains a model.
+
+use super::backend::Backend;
+use super::logging::LogArgs;
+use super::{Command, Global, typed};
+use crate::error::{Error, Result};
+use crate::report::log;
+use crate::train::{RunOptions, Start};
+use crate::{bail, err};
+use clap::Args;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+pub(super) const COMMAND: Command = Command {
+    name: "train",
+    about: "Train a model",
+    examples: "Examples:\n  dp train input.json\n  dp train input.json --restart model.ckpt\n  \
+               dp train input.json --init-model model.ckpt\n  mpirun -n 4 dp train input.json",
+    define: TrainFlags::augment_args,
+    run: |matches, global| typed::<TrainFlags>(matches).resolve(*global).and_then(run),
+};
+
+/// The command line of `dp train`, as typed.
+#[derive(Debug, Clone, clap::Args)]
+struct TrainFlags {
+    /// The input of the training run, JSON or YAML
+    #[arg(value_name = "INPUT")]
+    input: PathBuf,
+    /// Start with the weights of a checkpoint, at step 0
+    #[arg(short = 'i', long, value_name = "CHECKPOINT", group = "start")]
+    init_model: Option<PathBuf>,
+    /// Continue the run that wrote a checkpoint: model.ckpt, model.ckpt-1000.phx, or the folder
+    #[arg(short = 'r', long, value_name = "CHECKPOINT", group = "start")]
+    restart: Option<PathBuf>,
+    /// Start with the weights of a model file (.dp or .yaml), at step 0
+    #[arg(short = 'f', long, value_name = "MODEL", group = "start")]
+    init_frz_model: Option<PathBuf>,
+    /// Adapt a trained model to new data: its weights, and an energy bias fitted to the data
+    #[arg(short = 't', long, value_name = "MODEL", group = "start")]
+    finetune: Option<PathBuf>,
+    /// With --init-model or --finetune: take the model section from there instead of from the input
+    #[arg(long)]
+    use_pretrain_script: bool,
+    /// Where the input goes with all defaults written out
+    #[arg(short, long, value_name = "FILE", default_value = "out.json")]
+    output: PathBuf,
+    /// Leave the neighbour statistics out: sel is neither checked nor found
+    #[arg(long)]
+    skip_neighbor_stat: bool,
+    /// A branch of a multi-task model; refused, as models here have one task
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    model_branch: String,
+    /// Take from the checkpoint what fits, and start the rest afresh
+    #[arg(long)]
+    force_load: bool,
+    /// Where to compute: auto, cpu, cuda or cuda:INDEX (Phalanx only)
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Device::from_str)]
+    device: Device,
+    /// At the end, tell where the time went (Phalanx only)
+    #[arg(long)]
+    profile: bool,
+    /// With several processes: only rank 0 logs, all log to one place, or each to its own file
+    #[arg(
+        short = 'm',
+        long,
+        value_name = "MODE",
+        default_value = "master",
+        value_parser = ["master", "collect", "workers"]
+    )]
+    mpi_log: String,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// Whatever is best here.
+    Auto,
+    Cpu,
+    /// A GPU, by index where one is given.
+    Cuda(Option<usize>),
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once(':') {
+            None if text == "auto" => Ok(Device::Auto),
+            None if text == "cpu" => Ok(Device::Cpu),
+            None if text == "cuda" || text == "gpu" => Ok(Device::Cuda(None)),
+            Some(("cuda" | "gpu", index)) if index.parse::<usize>().is_ok() => {
+                Ok(Device::Cuda(index.parse().ok()))
+            }
+            _ => bail!("wanted auto, cpu, cuda or cuda:INDEX"),
+        }
+    }
+}
+
+impl TrainFlags {
+    /// What is meant: a run, and where to compute it.
+    fn resolve(self, global: Global) -> Result<(RunOptions, Device)> {
+        if !self.model_branch.is_empty() {
+            return Err(err!("--model-branch {}: multi-task training is not supported", self.model_branch)
+                .help("train one model for each task"));
+        }
+        if self.force_load {
+            return Err(err!("--force-load: parameters that do not fit are an error here, never left out")
+                .help("start from a model with the same type_map, descriptor and fitting_net"));
+        }
+        let start = match (self.init_model, self.restart, self.init_frz_model, self.finetune) {
+            (_, Some(path), _, _) => Start::Restart(path),
+            (_, _, _, Some(path)) => Start::Finetune(path),
+            (Some(path), _, _, _) | (_, _, Some(path), _) => Start::Model(path),
+            _ => Start::Fresh,
+        };
+        let options = RunOptions {
+            input: self.input,
+            start,
+            output: self.output,
+            skip_neighbor_stat: self.skip_neighbor_stat,
+            use_pretrain_script: self.use_pretrain_script,
+            ddp_conventions: global.backend == Some(Backend::PyTorch),
+            profile: self.profile,
+            log_level: log::parse_level(&self.log.log_level)?,
+            log_path: self.log.log_path,
+            mpi_log: self.mpi_log.parse()?,
+        };
+        Ok((options, self.device))
+    }
+}
+
+fn run((options, device): (RunOptions, Device)) -> Result<()> {
+    if let Device::Cuda(_) = device {
+        return Err(err!("--device cuda: this version trains on the CPU only").help("leave --device out"));
+    }
+    crate::train::main(&options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::log::MpiLog;
+
+    fn args(line: &str) -> Result<(RunOptions, Device)> {
+        let matches = super::super::definition()
+            .try_get_matches_from(line.split_whitespace())
+            .map_err(|e| err!("{e}"))?;
+        let (_, matches) = matches.subcommand().unwrap();
+        typed::<TrainFlags>(matches).resolve(Global { backend: Some(Backend::PyTorch) })
+    }
+
+    #[test]
+    fn a_bare_line_has_the_defaults_of_deepmd_kit() {
+        let (args, device) = args("dp --pt train input.json").unwrap();
+        assert_eq!((args.input, args.output), ("input.json".into(), "out.json".into()));
+        assert_eq!((args.start, args.mpi_log, device), (Start::Fresh, MpiLog::Master, Device::Auto));
+        assert!(!args.skip_neighbor_stat && !args.use_pretrain_script && !args.profile);
+    }
+
+    #[test]
+    fn every_start_has_its_flag_and_two_contradict() {
+        let start = |flags: &str| args(&format!("dp train {flags} in.json")).map(|(args, _)| args.start);
+        for flag in ["-i", "--init-model"] {
+            assert_eq!(start(&format!("{flag} a")).unwrap(), Start::Model("a".into()));
+        }
+        for flag in ["-r", "--restart", "--rest"] {
+            assert_eq!(start(&format!("{flag} a")).unwrap(), Start::Restart("a".into()));
+        }
+        assert_eq!(start("-f a.dp").unwrap(), Start::Model("a.dp".into()));
+        assert_eq!(start("--finetune a.dp").unwrap(), Start::Finetune("a.dp".into()));
+        assert!(start("-r a -i b").unwrap_err().message().contains("cannot be used with"));
+    }
+
+    #[test]
+    fn devices_are_named_and_numbered() {
+        let device =
+            |text: &str| args(&format!("dp train in.json --device {text}")).map(|(_, device)| device);
+        assert_eq!(device("cpu").unwrap(), Device::Cpu);
+        assert_eq!(device("cuda").unwrap(), Device::Cuda(None));
+        assert_eq!(device("cuda:3").unwrap(), Device::Cuda(Some(3)));
+        assert!(device("cuda:x").is_err() && device("tpu").is_err());
+    }
+
+    #[test]
+    fn the_log_of_a_rank_follows_the_line() {
+        let (args, _) = args("dp train in.json -m workers -l a.log -v 3").unwrap();
+        assert_eq!(args.mpi_log, MpiLog::Workers);
+        assert_eq!((args.log_level, args.log_path), (::log::LevelFilter::Debug, Some("a.log".into())));
+    }
+
+    #[test]
+    fn several_tasks_are_refused() {
+        let error = args("dp train in.json --model-branch water").unwrap_err();
+        assert!(error.message().contains("multi-task training is not supported"), "{error}");
+    }
+}
