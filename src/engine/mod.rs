@@ -11,6 +11,7 @@ pub mod cpu;
 use crate::Result;
 use crate::data::Frame;
 use crate::sample::Prepared;
+use std::sync::Arc;
 
 /// What a model says about a batch. Atoms are concatenated over frames, in file order.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -50,13 +51,16 @@ impl Seeds {
     }
 }
 
+/// Turns a frame into what an engine needs of it.
+pub type Preparer<P> = Arc<dyn Fn(&Frame) -> Result<P> + Send + Sync>;
+
 /// Evaluates a model and differentiates a loss.
 pub trait Engine: Send {
     /// What a frame is turned into once, ahead of the step, on the loader threads.
     type Prepared: Prepared;
 
     /// Prepares frames; shared by all loader threads.
-    fn preparer(&self) -> std::sync::Arc<dyn Fn(&Frame) -> Result<Self::Prepared> + Send + Sync>;
+    fn preparer(&self) -> Preparer<Self::Prepared>;
 
     /// First pass: energies, forces and virials of the batch.
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Self::Prepared]);

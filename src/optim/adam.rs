@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn decoupled_decay_shrinks_parameters_without_a_gradient() {
         let options = OptimizerOptions::AdamW { beta1: 0.9, beta2: 0.999, weight_decay: 0.5 };
-        let mut adam = Adam::new(options, vec![0..1], 1);
+        let mut adam = Adam::new(options, std::iter::once(0..1).collect(), 1);
         let mut params = vec![2.0];
         adam.step(&mut params, &[0.0], 0.1, 0);
         assert!((params[0] - 1.9).abs() < 1e-15);

@@ -1,6 +1,8 @@
 //! Which frames next, and the queue that prepares them.
 
 pub mod permute; // the order of frames within an epoch
+pub mod torch; // PyTorch's random numbers, as far as DeePMD-kit's statistics depend on them
+pub mod statistics; // the frames that the statistics are taken from
 pub mod draw; // which system and which of its frames, as a function of the seed and the draw number
 pub mod cache; // prepared frames within a budget of bytes
 pub mod queue; // loader threads that read and prepare ahead of the step
@@ -8,6 +10,7 @@ pub mod queue; // loader threads that read and prepare ahead of the step
 pub use cache::{CacheStats, Prepared};
 pub use draw::{Draw, Pool, Purpose, Sampler};
 pub use queue::{Batch, FrameId, Loaded, Queue, QueueOptions};
+pub use statistics::{DrawnBefore, frames_for_statistics};
 
 #[cfg(test)]
 mod queue_tests;

@@ -186,7 +186,7 @@ impl<E: Engine> Run<E> {
         let sum = GradientSum::new(setup.params.len(), draws, blocks);
         let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr);
         let queue = start_queue(team, threads, &setup, &engine, first_draw)?;
-        let validation = setup.validation.clone().map(|data| {
+        let validation = setup.data.validation.clone().map(|data| {
             let cache = training.geometry_cache_bytes as usize / 8;
             Validation::new(data, training.seed, training.numb_btch, cache)
         });
@@ -406,7 +406,7 @@ impl<E: Engine> Run<E> {
             );
             return Ok(());
         }
-        let data = self.setup.validation.as_ref().unwrap_or(&self.setup.training);
+        let data = self.setup.data.validation.as_ref().unwrap_or(&self.setup.data.training);
         let system = Path::new(&data.systems[0].path);
         for line in messages::end_lines(&training.save_ckpt, &training.disp_file, Some(system)) {
             log::info!("{line}");
@@ -464,7 +464,7 @@ fn start_queue<E: Engine>(
     engine: &E,
     first_draw: u64,
 ) -> Result<Queue<E::Prepared>> {
-    let pool = Arc::new(Pool::from_dataset(&setup.training));
+    let pool = Arc::new(Pool::from_dataset(&setup.data.training));
     let sampler = Sampler::at(pool, setup.input.training.seed, Purpose::Training, first_draw);
     let options = QueueOptions {
         threads: threads.loaders,
@@ -473,7 +473,7 @@ fn start_queue<E: Engine>(
         rank: team.rank(),
         size: team.size(),
     };
-    let data = setup.training.clone();
+    let data = setup.data.training.clone();
     let prepare = engine.preparer();
     Queue::start(
         sampler,

@@ -13,10 +13,12 @@ use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
+use crate::model::dp::draws::unseeded_tensors;
 use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::Sums;
 use crate::neighbor::stat::NeighborStat;
+use crate::sample::statistics::{self, DrawnBefore};
 use crate::{Result, bail, err};
 use rayon::prelude::*;
 use serde_json::Value;
@@ -28,8 +30,7 @@ pub struct Setup {
     pub input: Input,
     /// The input with all defaults and `sel` as numbers: `out.json`.
     pub full: Value,
-    pub training: Arc<Dataset>,
-    pub validation: Option<Arc<Dataset>>,
+    pub data: DataSets,
     pub model: Arc<Dp>,
     pub params: Vec<f64>,
     /// Shortest distance of the training data, A.
@@ -38,6 +39,13 @@ pub struct Setup {
     pub resumed: Option<TrainState>,
     /// Steps of the whole run.
     pub num_steps: u64,
+}
+
+/// The data of a run.
+#[derive(Clone)]
+pub struct DataSets {
+    pub training: Arc<Dataset>,
+    pub validation: Option<Arc<Dataset>>,
 }
 
 /// Does everything that comes before the first step.
@@ -54,28 +62,19 @@ pub fn setup(team: &mut Team, options: &RunOptions) -> Result<Setup> {
         Some(data) => Some(open(team, data, &input.model, &wants, "validation")?),
         None => None,
     };
-    let neighbors = neighbor_statistics(team, options, &input.model, &training, origin.is_some())?;
+    let data = DataSets { training, validation };
+    let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
     resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref())?;
     let (model, params, min_distance) = match &origin {
-        None => fresh_model(team, &input, &training, neighbors.as_ref())?,
-        Some(origin) => origin.model(team, &input, &training, options)?,
+        None => fresh_model(team, &input, &data, neighbors.as_ref())?,
+        Some(origin) => origin.model(team, &input, &data, options)?,
     };
-    let num_steps = num_steps(&input, &training, team.size());
+    let num_steps = num_steps(&input, &data.training, team.size());
     let resumed = match origin {
         Some(Origin::Restart(state)) => Some(*state),
         _ => None,
     };
-    Ok(Setup {
-        input,
-        full,
-        training,
-        validation,
-        model: Arc::new(model),
-        params,
-        min_distance,
-        resumed,
-        num_steps,
-    })
+    Ok(Setup { input, full, data, model: Arc::new(model), params, min_distance, resumed, num_steps })
 }
 
 /// Rank 0 reads the input; all have the same, a random seed included.
@@ -122,7 +121,7 @@ impl Origin {
         &self,
         team: &mut Team,
         input: &Input,
-        training: &Arc<Dataset>,
+        data: &DataSets,
         options: &RunOptions,
     ) -> Result<(Dp, Vec<f64>, f64)> {
         let same = self.options().and_then(|saved| state::check_same_model(&saved, &input.model));
@@ -140,10 +139,10 @@ impl Origin {
                 let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
                 let (mut model, params) = Dp::from_spec(saved)?;
-                let sums = sample_statistics(team, input, training)?;
+                let sums = sample_statistics(team, input, data)?;
                 let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
                 if matches!(options.start, Start::Finetune(_)) {
-                    shift_bias(team, &mut model, &params, training, input, &sums)?;
+                    shift_bias(team, &mut model, &params, &data.training, input, &sums)?;
                 }
                 Ok((model, params, min_distance))
             }
@@ -276,21 +275,23 @@ struct Sampled {
     frames: Vec<(usize, usize)>,
 }
 
-fn frames_for_statistics(input: &Input, data: &Dataset) -> Vec<(usize, usize)> {
-    let mut frames = Vec::new();
-    for (s, system) in data.systems.iter().enumerate() {
-        let n = system.n_frames.min(input.model.data_stat_nbatch * data.batch_sizes[s]);
-        frames.extend((0..n).map(|k| (s, k)));
-    }
-    frames
+/// The very frames that DeePMD-kit would take for the same seed, system by system.
+fn frames_for_statistics(input: &Input, data: &DataSets) -> Vec<(usize, usize)> {
+    let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
+    let last_opened = data.validation.as_ref().unwrap_or(&data.training);
+    let before =
+        DrawnBefore { n_loaders: last_opened.systems.len(), tensors: unseeded_tensors(&input.model) };
+    let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
+    let chosen = statistics::frames_for_statistics(&n_frames, sizes, n_batches, input.training.seed, &before);
+    chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k))).collect()
 }
 
 /// Each rank takes every N-th frame; the sums are added in the order of the frames, whatever N is.
-fn sample_statistics(team: &mut Team, input: &Input, data: &Arc<Dataset>) -> Result<Sampled> {
+fn sample_statistics(team: &mut Team, input: &Input, data: &DataSets) -> Result<Sampled> {
     let frames = frames_for_statistics(input, data);
     let DescriptorOptions::SeE2A(se) = &input.model.descriptor;
     let of_frame = |&(s, k): &(usize, usize)| -> Result<(Sums, f64)> {
-        let system = &data.systems[s];
+        let system = &data.training.systems[s];
         let place = |e: crate::Error| e.at(format!("{}: frame {k}", system.path));
         let frame = system.read_frame(k)?;
         let stat = NeighborStat::of(&frame, se.rcut, input.model.type_map.len()).map_err(place)?;
@@ -318,7 +319,7 @@ fn sample_statistics(team: &mut Team, input: &Input, data: &Arc<Dataset>) -> Res
 fn fresh_model(
     team: &mut Team,
     input: &Input,
-    data: &Arc<Dataset>,
+    data: &DataSets,
     neighbors: Option<&NeighborStat>,
 ) -> Result<(Dp, Vec<f64>, f64)> {
     let sampled = sample_statistics(team, input, data)?;

@@ -1,14 +1,19 @@
 //! One case: everything that can be compared.
 
 use phalanx::data::field::Wants;
-use phalanx::data::{Frame, System};
+use phalanx::data::options::DataOptions;
+use phalanx::data::{Dataset, Frame, System};
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
 use phalanx::engine::reference::ReferenceEngine;
 use phalanx::engine::{Engine, Prediction, Seeds};
 use phalanx::export::read_model;
 use phalanx::loss::EnerLoss;
 use phalanx::model::dp::Dp;
+use phalanx::model::dp::draws::unseeded_tensors;
+use phalanx::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
+use phalanx::model::dp::statistics::Sums;
 use phalanx::optim::Adam;
+use phalanx::sample::{DrawnBefore, frames_for_statistics};
 use phalanx::train::input::{Input, Length};
 use phalanx::{Error, Result, err};
 use serde_json::Value;
@@ -17,6 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Largest deviations that count as agreement, relative to the largest value of an array.
+const STATISTICS: f64 = 1e-10;
 const PREDICTION: f64 = 1e-10;
 const GRADIENT: f64 = 1e-8;
 const TRACE: f64 = 1e-7;
@@ -34,6 +40,9 @@ pub struct Case {
     params: Vec<f64>,
     input: Input,
     folder: std::path::PathBuf,
+    training: Dataset,
+    /// Systems of the validation data, where there is any.
+    n_validation: Option<usize>,
     systems: HashMap<String, Source>,
     /// The system whose frames were predicted; the case does not say which it was.
     predicted: Option<Source>,
@@ -81,8 +90,8 @@ struct Worst(Vec<(&'static str, f64, f64)>);
 impl Worst {
     fn add(&mut self, what: &'static str, deviation: f64, tolerance: f64) {
         match self.0.iter_mut().find(|(name, ..)| *name == what) {
-            // NaN must win: it is never an agreement.
-            Some((_, worst, _)) if !(*worst > deviation) => *worst = deviation,
+            // NaN must win, whenever it comes: it is never an agreement.
+            Some((_, worst, _)) if deviation.is_nan() || deviation > *worst => *worst = deviation,
             Some(_) => {}
             None => self.0.push((what, deviation, tolerance)),
         }
@@ -157,11 +166,21 @@ impl Case {
             numb_aparam: fitting.numb_aparam,
         };
         let names = input.training.training_data.systems.clone();
+        let open = |options: &DataOptions| {
+            let inside = |name: &String| data.join(name).to_string_lossy().into_owned();
+            let options =
+                DataOptions { systems: options.systems.iter().map(inside).collect(), ..options.clone() };
+            Dataset::open(&options, &model.options.type_map, &wants)
+        };
+        let training = open(&input.training.training_data)?;
+        let validation = input.training.validation_data.as_ref().map(open).transpose()?;
         let mut case = Case {
             model: Arc::new(model),
             params,
             input,
             folder: folder.to_path_buf(),
+            training,
+            n_validation: validation.map(|v| v.systems.len()),
             systems: HashMap::new(),
             predicted: None,
             min_distance: 0.0,
@@ -219,11 +238,59 @@ impl Case {
     }
 
     fn compare(&self, worst: &mut Worst) -> Result<()> {
+        self.statistics(worst)?;
         let series = EmbeddingMode::Chebyshev { min_distance: self.min_distance };
         self.predict_and_differentiate(&mut ReferenceEngine::new(self.model.clone()), worst)?;
         for mode in [series, EmbeddingMode::Direct] {
             self.predict_and_differentiate(&mut self.cpu(mode)?, worst)?;
             self.replay(&mut self.cpu(mode)?, worst)?;
+        }
+        Ok(())
+    }
+
+    /// The options of the input with the number of neighbours that the model file has.
+    fn options(&self) -> ModelOptions {
+        let mut options = self.input.model.clone();
+        let DescriptorOptions::SeE2A(se) = &mut options.descriptor;
+        se.sel = Sel::Fixed(self.model.sel().to_vec());
+        options
+    }
+
+    /// The statistics from the data, by the frames that DeePMD-kit chose. A system that says `nopbc` is open here.
+    fn statistics(&self, worst: &mut Worst) -> Result<()> {
+        let options = self.options();
+        let systems = &self.training.systems;
+        let before = DrawnBefore {
+            n_loaders: self.n_validation.unwrap_or(systems.len()),
+            tensors: unseeded_tensors(&options),
+        };
+        let n_frames: Vec<usize> = systems.iter().map(|system| system.n_frames).collect();
+        let (n_batches, seed) = (options.data_stat_nbatch, self.input.training.seed);
+        let chosen = frames_for_statistics(&n_frames, &self.training.batch_sizes, n_batches, seed, &before);
+        let mut all: Option<Sums> = None;
+        for (system, frames) in systems.iter().zip(chosen) {
+            for k in frames {
+                let sums = Sums::of(&options, &system.read_frame(k)?)?;
+                all = Some(match all {
+                    Some(before) => before.merge(sums),
+                    None => sums,
+                });
+            }
+        }
+        let got = all.ok_or_else(|| err!("no frame was chosen for the statistics"))?.finish(&options)?;
+        let want = &self.model.stats;
+        let pairs = [
+            (got.davg.as_flattened(), want.davg.as_flattened()),
+            (got.dstd.as_flattened(), want.dstd.as_flattened()),
+            (&got.bias, &want.bias),
+            (&got.out_std, &want.out_std),
+            (&got.fparam_avg, &want.fparam_avg),
+            (&got.fparam_inv_std, &want.fparam_inv_std),
+            (&got.aparam_avg, &want.aparam_avg),
+            (&got.aparam_inv_std, &want.aparam_inv_std),
+        ];
+        for (got, want) in pairs {
+            worst.add("statistics", deviation(got, want), STATISTICS);
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Agreement with DeePMD-kit: every case folder under `$PHALANX_ORACLE`, one line each with the worst deviation.
 //!
-//! A case holds an input, the model before training, its predictions, the gradient at step 0, a training trace and
-//! the predictions after it. Each is computed here by the reference engine and by the CPU engine on both of its
-//! paths, and compared.
+//! A case holds an input, the model before training with its statistics, its predictions, the gradient at step 0, a
+//! training trace and the predictions after it. The statistics are computed here from the data, the rest by the
+//! reference engine and by the CPU engine on both of its paths, and compared.
 
 mod case;
 

@@ -21,9 +21,8 @@ mod blocks;
 #[cfg(test)]
 mod tests;
 
-use super::{Engine, Prediction, Seeds};
+use super::{Engine, Prediction, Preparer, Seeds};
 use crate::Result;
-use crate::data::Frame;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
 use blocks::{Batch, Buffers};
@@ -143,7 +142,7 @@ fn argument_range(model: &Dp, min_distance: f64) -> (f64, f64) {
 impl<T: Real> Engine for CpuEngine<T> {
     type Prepared = CpuFrame<T>;
 
-    fn preparer(&self) -> Arc<dyn Fn(&Frame) -> Result<CpuFrame<T>> + Send + Sync> {
+    fn preparer(&self) -> Preparer<CpuFrame<T>> {
         let (model, plan) = (self.model.clone(), self.plan.clone());
         Arc::new(move |frame| {
             let prepared = CpuFrame::new(&model, &Geometry::new(&model, frame)?);

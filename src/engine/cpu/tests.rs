@@ -1,6 +1,7 @@
 //! The CPU engine against the reference.
 
 use super::*;
+use crate::data::Frame;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{frame, model, model_with, options};
 use crate::model::activation::Activation;

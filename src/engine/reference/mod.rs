@@ -7,9 +7,7 @@ pub mod atom;
 pub mod env;
 pub mod layer;
 
-use super::{Engine, Prediction, Seeds};
-use crate::Result;
-use crate::data::Frame;
+use super::{Engine, Prediction, Preparer, Seeds};
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
 use atom::{AtomView, Entry};
@@ -78,7 +76,7 @@ impl ReferenceEngine {
 impl Engine for ReferenceEngine {
     type Prepared = Geometry;
 
-    fn preparer(&self) -> Arc<dyn Fn(&Frame) -> Result<Geometry> + Send + Sync> {
+    fn preparer(&self) -> Preparer<Geometry> {
         let model = self.model.clone();
         Arc::new(move |frame| Geometry::new(&model, frame))
     }
@@ -138,6 +136,7 @@ impl Engine for ReferenceEngine {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::data::Frame;
     use crate::data::Labels;
     use crate::model::activation::Activation;
     use crate::model::dp::options::*;

@@ -80,10 +80,10 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
     check_absent(place, "compress")?;
     check_type_map(place, type_map)?;
     let env_mat = place.find("env_mat")?;
-    if let Some(switch) = env_mat.map(|env| env.find("use_exp_switch")).transpose()?.flatten() {
-        if switch.bool()? {
-            return Err(unsupported(&switch, "the exponential switch"));
-        }
+    if let Some(switch) = env_mat.map(|env| env.find("use_exp_switch")).transpose()?.flatten()
+        && switch.bool()?
+    {
+        return Err(unsupported(&switch, "the exponential switch"));
     }
     let options = SeE2AOptions {
         sel: Sel::Fixed(place.get("sel")?.list(Place::usize)?),

@@ -5,5 +5,6 @@ pub mod spec;
 pub mod model;
 pub mod geometry;
 pub mod statistics;
+pub mod draws;
 
 pub use model::Dp;

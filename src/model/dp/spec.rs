@@ -20,7 +20,7 @@ pub struct DpModel {
 }
 
 /// The numbers that come from statistics of the data rather than from training.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct DpStatistics {
     /// Mean of the environment rows (s, s x/r, s y/r, s z/r) for each centre type, taken off each row.
     pub davg: Vec<[f64; 4]>,
