@@ -158,6 +158,7 @@ pub fn wants(loss: &EnerLossOptions, fitting: &FittingOptions) -> Wants {
         virial: loss.virial.is_used(),
         atom_energy: loss.atom_energy.is_used(),
         atom_pref: loss.atom_pref_force.is_used(),
+        atom_ener_coeff: loss.enable_atom_ener_coeff,
         numb_fparam: fitting.numb_fparam,
         numb_aparam: fitting.numb_aparam,
     }
