@@ -162,6 +162,7 @@ impl Case {
             virial: input.loss.virial.is_used(),
             atom_energy: input.loss.atom_energy.is_used(),
             atom_pref: input.loss.atom_pref_force.is_used(),
+            atom_ener_coeff: input.loss.enable_atom_ener_coeff,
             numb_fparam: fitting.numb_fparam,
             numb_aparam: fitting.numb_aparam,
         };
