@@ -13,12 +13,11 @@ use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
-use crate::model::dp::draws::unseeded_tensors;
 use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::Sums;
 use crate::neighbor::stat::NeighborStat;
-use crate::sample::statistics::{self, DrawnBefore};
+use crate::sample::{frames_for_statistics, global_generator};
 use crate::{Result, bail, err};
 use rayon::prelude::*;
 use serde_json::Value;
@@ -139,7 +138,7 @@ impl Origin {
                 let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
                 let (mut model, params) = Dp::from_spec(saved)?;
-                let sums = sample_statistics(team, input, data)?;
+                let sums = sample_statistics(team, input, data, Drawn::new(input, data).frames)?;
                 let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
                 if matches!(options.start, Start::Finetune(_)) {
                     shift_bias(team, &mut model, &params, &data.training, input, &sums)?;
@@ -275,20 +274,33 @@ struct Sampled {
     frames: Vec<(usize, usize)>,
 }
 
-/// The very frames that DeePMD-kit would take for the same seed, system by system.
-fn frames_for_statistics(input: &Input, data: &DataSets) -> Vec<(usize, usize)> {
-    let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
-    let last_opened = data.validation.as_ref().unwrap_or(&data.training);
-    let before =
-        DrawnBefore { n_loaders: last_opened.systems.len(), tensors: unseeded_tensors(&input.model) };
-    let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
-    let chosen = statistics::frames_for_statistics(&n_frames, sizes, n_batches, input.training.seed, &before);
-    chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k))).collect()
+/// What DeePMD-kit would draw for the same seeds before the first step.
+struct Drawn {
+    params: Vec<f64>,
+    /// System and frame, system by system.
+    frames: Vec<(usize, usize)>,
+}
+
+impl Drawn {
+    fn new(input: &Input, data: &DataSets) -> Drawn {
+        let last_opened = data.validation.as_ref().unwrap_or(&data.training);
+        let mut generator = global_generator(input.training.seed, last_opened.systems.len());
+        let params = Dp::new(input.model.clone(), DpStatistics::default()).initial_params(&mut generator);
+        let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
+        let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
+        let chosen = frames_for_statistics(&mut generator, &n_frames, sizes, n_batches);
+        let frames = chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k)));
+        Drawn { params, frames: frames.collect() }
+    }
 }
 
 /// Each rank takes every N-th frame; the sums are added in the order of the frames, whatever N is.
-fn sample_statistics(team: &mut Team, input: &Input, data: &DataSets) -> Result<Sampled> {
-    let frames = frames_for_statistics(input, data);
+fn sample_statistics(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    frames: Vec<(usize, usize)>,
+) -> Result<Sampled> {
     let DescriptorOptions::SeE2A(se) = &input.model.descriptor;
     let of_frame = |&(s, k): &(usize, usize)| -> Result<(Sums, f64)> {
         let system = &data.training.systems[s];
@@ -322,7 +334,8 @@ fn fresh_model(
     data: &DataSets,
     neighbors: Option<&NeighborStat>,
 ) -> Result<(Dp, Vec<f64>, f64)> {
-    let sampled = sample_statistics(team, input, data)?;
+    let drawn = Drawn::new(input, data);
+    let sampled = sample_statistics(team, input, data, drawn.frames)?;
     let stats = sampled.sums.finish(&input.model)?;
     log::info!(
         "RMSE of energy per atom after linear regression is: {} in the unit of energy.",
@@ -330,8 +343,7 @@ fn fresh_model(
     );
     let stats = as_stored(stats, &input.model);
     let model = Dp::new(input.model.clone(), stats);
-    let params = model.random_params(input.training.seed);
-    Ok((model, params, neighbors.map_or(sampled.min_distance, |stat| stat.min_distance)))
+    Ok((model, drawn.params, neighbors.map_or(sampled.min_distance, |stat| stat.min_distance)))
 }
 
 /// Statistics in the precision in which a model file stores them, so that a file predicts what was trained.
