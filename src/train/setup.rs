@@ -14,12 +14,11 @@ use crate::engine::{Engine, Prediction};
 use crate::export::stat_file::StatFile;
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
-use crate::model::dp::draws::unseeded_tensors;
 use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::{Summary, Sums};
 use crate::neighbor::stat::NeighborStat;
-use crate::sample::statistics::{self, DrawnBefore};
+use crate::sample::{frames_for_statistics, global_generator};
 use crate::{Result, bail, err};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -142,7 +141,7 @@ impl Origin {
                 let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
                 let (mut model, params) = Dp::from_spec(saved)?;
-                let sums = sample_statistics(team, input, data)?;
+                let sums = sample_statistics(team, input, data, Drawn::new(input, data).frames)?;
                 let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
                 if matches!(options.start, Start::Finetune(_)) {
                     shift_bias(team, &mut model, &params, &data.training, input, &sums)?;
@@ -279,15 +278,24 @@ struct Sampled {
     frames: Vec<(usize, usize)>,
 }
 
-/// The very frames that DeePMD-kit would take for the same seed, system by system.
-fn frames_for_statistics(input: &Input, data: &DataSets) -> Vec<(usize, usize)> {
-    let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
-    let last_opened = data.validation.as_ref().unwrap_or(&data.training);
-    let before =
-        DrawnBefore { n_loaders: last_opened.systems.len(), tensors: unseeded_tensors(&input.model) };
-    let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
-    let chosen = statistics::frames_for_statistics(&n_frames, sizes, n_batches, input.training.seed, &before);
-    chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k))).collect()
+/// What DeePMD-kit would draw for the same seeds before the first step.
+struct Drawn {
+    params: Vec<f64>,
+    /// System and frame, system by system.
+    frames: Vec<(usize, usize)>,
+}
+
+impl Drawn {
+    fn new(input: &Input, data: &DataSets) -> Drawn {
+        let last_opened = data.validation.as_ref().unwrap_or(&data.training);
+        let mut generator = global_generator(input.training.seed, last_opened.systems.len());
+        let params = Dp::new(input.model.clone(), DpStatistics::default()).initial_params(&mut generator);
+        let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
+        let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
+        let chosen = frames_for_statistics(&mut generator, &n_frames, sizes, n_batches);
+        let frames = chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k)));
+        Drawn { params, frames: frames.collect() }
+    }
 }
 
 /// What `of_frame` says of each frame, in their order; each rank takes every N-th frame.
@@ -316,8 +324,12 @@ fn shortest_distance(model: &ModelOptions, frame: &Frame) -> Result<f64> {
 }
 
 /// The sums are added in the order of the frames, whatever the number of ranks is.
-fn sample_statistics(team: &mut Team, input: &Input, data: &DataSets) -> Result<Sampled> {
-    let frames = frames_for_statistics(input, data);
+fn sample_statistics(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    frames: Vec<(usize, usize)>,
+) -> Result<Sampled> {
     let of_frame =
         |frame: &Frame| Ok((Sums::of(&input.model, frame)?, shortest_distance(&input.model, frame)?));
     let found = of_frames(team, data, &frames, of_frame)?;
@@ -328,9 +340,13 @@ fn sample_statistics(team: &mut Team, input: &Input, data: &DataSets) -> Result<
 }
 
 /// The shortest distance among the frames that statistics look at.
-fn sample_distance(team: &mut Team, input: &Input, data: &DataSets) -> Result<f64> {
-    let frames = frames_for_statistics(input, data);
-    let found = of_frames(team, data, &frames, |frame| shortest_distance(&input.model, frame))?;
+fn sample_distance(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    frames: &[(usize, usize)],
+) -> Result<f64> {
+    let found = of_frames(team, data, frames, |frame| shortest_distance(&input.model, frame))?;
     Ok(found.into_iter().fold(f64::INFINITY, f64::min))
 }
 
@@ -340,6 +356,7 @@ fn load_or_compute_statistics(
     team: &mut Team,
     input: &Input,
     data: &DataSets,
+    frames: &[(usize, usize)],
 ) -> Result<(DpStatistics, Option<f64>)> {
     let file = input.training.stat_file.as_deref().map(StatFile::new);
     let known = match &file {
@@ -349,7 +366,7 @@ fn load_or_compute_statistics(
     if known.is_complete() {
         return Ok((known.finish(&input.model), None));
     }
-    let sampled = sample_statistics(team, input, data)?;
+    let sampled = sample_statistics(team, input, data, frames.to_vec())?;
     let computed = sampled.sums.summary(&input.model)?;
     if let (None, Some((bias, _))) = (&known.output, &computed.output) {
         log::info!(
@@ -370,16 +387,16 @@ fn fresh_model(
     data: &DataSets,
     neighbors: Option<&NeighborStat>,
 ) -> Result<(Dp, Vec<f64>, f64)> {
-    let (stats, sampled_distance) = load_or_compute_statistics(team, input, data)?;
+    let drawn = Drawn::new(input, data);
+    let (stats, sampled_distance) = load_or_compute_statistics(team, input, data, &drawn.frames)?;
     let min_distance = match (neighbors, sampled_distance) {
         (Some(stat), _) => stat.min_distance,
         (None, Some(distance)) => distance,
-        (None, None) => sample_distance(team, input, data)?,
+        (None, None) => sample_distance(team, input, data, &drawn.frames)?,
     };
     let stats = as_stored(stats, &input.model);
     let model = Dp::new(input.model.clone(), stats);
-    let params = model.random_params(input.training.seed);
-    Ok((model, params, min_distance))
+    Ok((model, drawn.params, min_distance))
 }
 
 /// Statistics in the precision in which a model file stores them, so that a file predicts what was trained.
