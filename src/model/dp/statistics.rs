@@ -7,6 +7,9 @@ use crate::engine::reference::env;
 use crate::neighbor::NeighborList;
 use crate::{Result, bail};
 
+/// Smallest deviation of a row. `data_stat_protect` is for frame and atomic parameters only, as in DeePMD-kit's PyTorch.
+const SMALLEST_ROW: f64 = 0.01;
+
 /// Sums that give a mean and a standard deviation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Moments {
@@ -267,7 +270,7 @@ impl Summary {
         let protect = options.data_stat_protect;
         let row = |(radial, angular): (Moments, Moments)| {
             let mean = if se.set_davg_zero { 0.0 } else { radial.mean() };
-            let (r, a) = (radial.deviation(protect), angular.deviation(protect));
+            let (r, a) = (radial.deviation(SMALLEST_ROW), angular.deviation(SMALLEST_ROW));
             ([mean, 0.0, 0.0, 0.0], [r, a, a, a])
         };
         let (davg, dstd) = self.rows.into_iter().flatten().map(row).unzip();
