@@ -7,7 +7,7 @@ use super::chebyshev::{Plan, Series};
 use super::dense::{Accumulate, Strided, product};
 use super::direct::Atom;
 use super::fitting::Fitting;
-use super::frame::{CpuFrame, Features};
+use super::frame::{CpuFrame, Features, rows_of};
 use super::pairs::{self, CHUNK};
 use super::pool::{Parts, Pool};
 use super::real::Real;
@@ -319,7 +319,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
         let virial = unsafe { &mut virial.part(b, 1)[0] };
         for (n, p) in pairs.enumerate() {
             for k in 0..3 {
-                let d = frame.columns.d[k][p].to_f64();
+                let d = frame.d[k][p].to_f64();
                 for l in 0..3 {
                     virial[3 * k + l] -= d * de_d[l][n].to_f64();
                 }
@@ -343,13 +343,24 @@ fn forces_by_series<T: Real>(
     let a = Strided { data: de_a, row: m1, col: 1 };
     product(&mut de_q, tk, Accumulate::Overwrite, a, c_t, tk, 4 * block.n, tk, m1);
     let first = frame.pairs(block.local, 0, n_types).start;
+    let rows = rows_of(batch.model, block.center);
     for k in 0..block.n {
         for t in 0..n_types {
             let pairs = frame.pairs(block.local + k, t, n_types);
             let own = pairs.start - first..pairs.end - first;
             let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
             let de_q = &de_q[k * 4 * tk + t * plan.terms..];
-            pairs::forces(part, de_q, tk, plan.terms, &frame.columns, pairs.start, pairs.len(), plan.scale());
+            pairs::forces(
+                part,
+                de_q,
+                tk,
+                plan.terms,
+                &frame.d,
+                &rows,
+                pairs.start,
+                pairs.len(),
+                plan.scale(),
+            );
         }
     }
 }
@@ -472,6 +483,7 @@ pub fn tangent<T: Real>(
                 // SAFETY: as above.
                 let q_dot = unsafe { q_dot.part(block.row * 4 * tk, block.n * 4 * tk) };
                 let mut sums = vec![[[T::ZERO; CHUNK]; 4]; plan.terms];
+                let rows = rows_of(model, block.center);
                 for k in 0..block.n {
                     for t in 0..n_types {
                         let pairs = frame.pairs(block.local + k, t, n_types);
@@ -482,7 +494,8 @@ pub fn tangent<T: Real>(
                             out,
                             tk,
                             &mut sums,
-                            &frame.columns,
+                            &frame.d,
+                            &rows,
                             columns,
                             at,
                             pairs.start,
@@ -532,7 +545,7 @@ fn direction<T: Real>(d_dot: &mut [&mut [T]; 3], batch: &Batch<T>, block: &Block
         let own = [0, 1, 2].map(|k| dl_force[3 * i + k]);
         for p in frame.pairs(r, 0, n_types).start..frame.pairs(r, n_types - 1, n_types).end {
             let j = frame.j[p] as usize;
-            let d = [0, 1, 2].map(|k| frame.columns.d[k][p]);
+            let d = [0, 1, 2].map(|k| frame.d[k][p]);
             for k in 0..3 {
                 let bend = strain[k] * d[0] + strain[3 + k] * d[1] + strain[6 + k] * d[2];
                 d_dot[k][at] = T::from_f64(own[k] - dl_force[3 * j + k]) - bend;

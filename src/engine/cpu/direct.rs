@@ -7,6 +7,7 @@ use super::dense::{Accumulate, Strided, product, transpose};
 use super::elementwise::activate;
 use super::frame::{CpuFrame, empty_slot};
 use super::real::Real;
+use crate::engine::reference::env;
 use crate::model::dp::Dp;
 use crate::model::net::{LayerShape, NetShape, Shortcut};
 
@@ -158,19 +159,37 @@ struct Rows {
     weight: Vec<f64>,
 }
 
+/// A distance vector and the normalised functions of its length, as `pairs.rs` has them.
+struct Pair {
+    d: [f64; 3],
+    s: f64,
+    s_slope: f64,
+    q: f64,
+    q_slope: f64,
+}
+
+impl Pair {
+    fn new<T: Real>(model: &Dp, frame: &CpuFrame<T>, center: usize, p: usize) -> Self {
+        let d = [0, 1, 2].map(|k| frame.d[k][p].to_f64());
+        let r = (d[0] * d[0] + d[1] * d[1] + d[2] * d[2]).sqrt();
+        let (davg, dstd) = (&model.stats.davg[center], &model.stats.dstd[center]);
+        let [s, s_r, q, q_r] = env::radial(model.descriptor(), r);
+        Pair {
+            d,
+            s: (s - davg[0]) / dstd[0],
+            s_slope: s_r / (r * dstd[0]),
+            q: q / dstd[1],
+            q_slope: q_r / (r * dstd[1]),
+        }
+    }
+}
+
 fn rows<T: Real>(model: &Dp, frame: &CpuFrame<T>, r: usize, center: usize, t: usize) -> Rows {
-    let columns = &frame.columns;
     let mut out = Rows { row: Vec::new(), s: Vec::new(), weight: Vec::new() };
     for p in frame.pairs(r, t, model.n_types()) {
-        let q = columns.q[p].to_f64();
-        let s = columns.s[p].to_f64();
-        out.row.push([
-            s,
-            q * columns.d[0][p].to_f64(),
-            q * columns.d[1][p].to_f64(),
-            q * columns.d[2][p].to_f64(),
-        ]);
-        out.s.push(s);
+        let pair = Pair::new(model, frame, center, p);
+        out.row.push([pair.s, pair.q * pair.d[0], pair.q * pair.d[1], pair.q * pair.d[2]]);
+        out.s.push(pair.s);
         out.weight.push(1.0);
     }
     let padding = frame.padding[r * model.n_types() + t];
@@ -181,33 +200,6 @@ fn rows<T: Real>(model: &Dp, frame: &CpuFrame<T>, r: usize, center: usize, t: us
         out.weight.push(f64::from(padding));
     }
     out
-}
-
-/// How the rows of one atom and type move along `d_dot`; the empty slots do not.
-///
-/// `d_dot[k][p - first]` belongs to pair p.
-fn rows_dot<T: Real>(
-    frame: &CpuFrame<T>,
-    pairs: std::ops::Range<usize>,
-    d_dot: [&[T]; 3],
-    first: usize,
-) -> Vec<[f64; 4]> {
-    let c = &frame.columns;
-    pairs
-        .map(|p| {
-            let d = [0, 1, 2].map(|k| c.d[k][p].to_f64());
-            let v = [0, 1, 2].map(|k| d_dot[k][p - first].to_f64());
-            let rr = d[0] * v[0] + d[1] * v[1] + d[2] * v[2];
-            let turn = c.q_slope[p].to_f64() * rr;
-            let q = c.q[p].to_f64();
-            [
-                c.s_slope[p].to_f64() * rr,
-                q * v[0] + turn * d[0],
-                q * v[1] + turn * d[1],
-                q * v[2] + turn * d[2],
-            ]
-        })
-        .collect()
 }
 
 /// One atom of a frame, as the functions of this file see it.
@@ -235,6 +227,20 @@ impl<T: Real> Atom<'_, T> {
         }
     }
 
+    /// How the rows of one type move along `d_dot`, where `d_dot[k][p - first]` belongs to pair p; empty slots do not.
+    fn rows_dot(&self, t: usize, d_dot: [&[T]; 3], first: usize) -> Vec<[f64; 4]> {
+        let pairs = self.frame.pairs(self.row, t, self.model.n_types());
+        pairs
+            .map(|p| {
+                let Pair { d, s_slope, q, q_slope, .. } = Pair::new(self.model, self.frame, self.center, p);
+                let v = [0, 1, 2].map(|k| d_dot[k][p - first].to_f64());
+                let rr = d[0] * v[0] + d[1] * v[1] + d[2] * v[2];
+                let turn = q_slope * rr;
+                [s_slope * rr, q * v[0] + turn * d[0], q * v[1] + turn * d[1], q * v[2] + turn * d[2]]
+            })
+            .collect()
+    }
+
     /// `A[c, m]` of this atom, overwritten.
     pub fn forward(&self, a: &mut [T]) {
         let m1 = self.model.n_embed();
@@ -257,8 +263,7 @@ impl<T: Real> Atom<'_, T> {
         let mut sum = vec![0.0; 4 * m1];
         self.each_type(|t, _, rows, jets| {
             let (g, g1) = jets.output();
-            let pairs = self.frame.pairs(self.row, t, self.model.n_types());
-            for (n, row_dot) in rows_dot(self.frame, pairs, d_dot, first).iter().enumerate() {
+            for (n, row_dot) in self.rows_dot(t, d_dot, first).iter().enumerate() {
                 for c in 0..4 {
                     let sum = &mut sum[c * m1..(c + 1) * m1];
                     add_scaled(sum, row_dot[c], &g[n * m1..(n + 1) * m1]);
@@ -282,7 +287,6 @@ impl<T: Real> Atom<'_, T> {
         let scale = 1.0 / self.model.n_sel() as f64;
         let de_a: Vec<f64> = de_a.iter().map(|x| x.to_f64() * scale).collect();
         let first = self.frame.pairs(self.row, 0, self.model.n_types()).start;
-        let columns = &self.frame.columns;
         self.each_type(|t, _, rows, jets| {
             let (g, g1) = jets.output();
             for (n, p) in self.frame.pairs(self.row, t, self.model.n_types()).enumerate() {
@@ -291,11 +295,11 @@ impl<T: Real> Atom<'_, T> {
                 for c in 0..4 {
                     de[0] += rows.row[n][c] * dot(&g1[at.clone()], &de_a[c * m1..(c + 1) * m1]);
                 }
-                let d = [0, 1, 2].map(|k| columns.d[k][p].to_f64());
+                let Pair { d, s_slope, q, q_slope, .. } = Pair::new(self.model, self.frame, self.center, p);
                 let along = de[1] * d[0] + de[2] * d[1] + de[3] * d[2];
-                let radial = columns.s_slope[p].to_f64() * de[0] + columns.q_slope[p].to_f64() * along;
+                let radial = s_slope * de[0] + q_slope * along;
                 for k in 0..3 {
-                    de_d[k][p - first] = T::from_f64(columns.q[p].to_f64() * de[k + 1] + radial * d[k]);
+                    de_d[k][p - first] = T::from_f64(q * de[k + 1] + radial * d[k]);
                 }
             }
         });
@@ -308,8 +312,7 @@ impl<T: Real> Atom<'_, T> {
         let cast = |x: &[T]| x.iter().map(|x| x.to_f64() * scale).collect::<Vec<f64>>();
         let (dl_a, de_a) = (cast(dl_a), cast(de_a));
         self.each_type(|t, net, rows, jets| {
-            let pairs = self.frame.pairs(self.row, t, self.model.n_types());
-            let mut rows_dot = rows_dot(self.frame, pairs, d_dot, first);
+            let mut rows_dot = self.rows_dot(t, d_dot, first);
             rows_dot.resize(rows.s.len(), [0.0; 4]);
             let (mut g, mut g1) = (vec![0.0; rows.s.len() * m1], vec![0.0; rows.s.len() * m1]);
             for (n, (row, row_dot)) in rows.row.iter().zip(&rows_dot).enumerate() {

@@ -1,7 +1,7 @@
 //! A frame as the CPU engine wants it: atoms sorted by type, pairs as columns, features of the series.
 
 use super::chebyshev::Plan;
-use super::pairs::{self, CHUNK, PairColumns, Scale};
+use super::pairs::{self, CHUNK, Rows, Scale};
 use super::real::Real;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
@@ -21,7 +21,8 @@ pub struct CpuFrame<T> {
     pub pair_start: Vec<u32>,
     /// `[n_pairs]` index of the neighbour in the file.
     pub j: Vec<u32>,
-    pub columns: PairColumns<T>,
+    /// `[n_pairs]` x_j - x_i by component, A.
+    pub d: [Vec<T>; 3],
     /// `[n_rows * n_types]` empty slots.
     pub padding: Vec<u32>,
     /// Pairs in which an atom is the neighbour: `reverse[reverse_start[j] ..]`.
@@ -54,7 +55,7 @@ impl<T: Real> CpuFrame<T> {
             n_atoms,
             pair_start: vec![0],
             j: Vec::with_capacity(geometry.n_pairs()),
-            columns: PairColumns::default(),
+            d: [0, 1, 2].map(|_| Vec::with_capacity(geometry.n_pairs())),
             padding: Vec::with_capacity(order.len() * n_types),
             reverse_start: Vec::new(),
             reverse: Vec::new(),
@@ -92,17 +93,11 @@ impl<T: Real> CpuFrame<T> {
     }
 
     fn push_pair(&mut self, model: &Dp, center: usize, d: [f64; 3], r: f64) {
-        let (davg, dstd) = (&model.stats.davg[center], &model.stats.dstd[center]);
-        let [s, s_r, q, q_r] = env::radial(model.descriptor(), r);
-        let argument = (s - davg[0]) / dstd[0];
-        self.extend_range(argument);
-        for (column, d) in self.columns.d.iter_mut().zip(d) {
+        let [s, ..] = env::radial(model.descriptor(), r);
+        self.extend_range((s - model.stats.davg[center][0]) / model.stats.dstd[center][0]);
+        for (column, d) in self.d.iter_mut().zip(d) {
             column.push(T::from_f64(d));
         }
-        self.columns.s.push(T::from_f64(argument));
-        self.columns.s_slope.push(T::from_f64(s_r / (r * dstd[0])));
-        self.columns.q.push(T::from_f64(q / dstd[1]));
-        self.columns.q_slope.push(T::from_f64(q_r / (r * dstd[1])));
     }
 
     fn extend_range(&mut self, s: f64) {
@@ -160,13 +155,15 @@ impl<T: Real> CpuFrame<T> {
         let mut sums = vec![[[T::ZERO; CHUNK]; 4]; terms];
         for (r, q) in q.chunks_exact_mut(4 * stride).enumerate() {
             let center = self.block.partition_point(|&b| b <= r) - 1;
+            let rows = rows_of(model, center);
             for t in 0..n_types {
                 let pairs = self.pairs(r, t, n_types);
                 pairs::features(
                     &mut q[t * terms..],
                     stride,
                     &mut sums,
-                    &self.columns,
+                    &self.d,
+                    &rows,
                     pairs.start,
                     pairs.len(),
                     scale,
@@ -186,9 +183,22 @@ impl<T: Real> CpuFrame<T> {
 
 impl<T: Real> Prepared for CpuFrame<T> {
     fn bytes(&self) -> usize {
-        let pairs = self.j.len() * (7 * size_of::<T>() + 8);
+        let pairs = self.j.len() * (3 * size_of::<T>() + 8);
         let q = self.features.read().unwrap_or_else(|e| e.into_inner()).as_ref().map_or(0, |f| f.q.len());
         pairs + q * size_of::<T>() + self.order.len() * 64 + 512
+    }
+}
+
+/// The rows of a centre type for the kernels.
+pub fn rows_of<T: Real>(model: &Dp, center: usize) -> Rows<T> {
+    let (options, stats) = (model.descriptor(), &model.stats);
+    Rows {
+        rcut_smth: T::from_f64(options.rcut_smth),
+        inv_width: T::from_f64(1.0 / (options.rcut - options.rcut_smth)),
+        protection: T::from_f64(options.env_protection),
+        davg: T::from_f64(stats.davg[center][0]),
+        inv_radial: T::from_f64(1.0 / stats.dstd[center][0]),
+        inv_angular: T::from_f64(1.0 / stats.dstd[center][1]),
     }
 }
 

@@ -10,19 +10,20 @@ use super::simd::multiversion;
 /// Pairs that are worked on at once.
 pub const CHUNK: usize = 16;
 
-/// The pairs of a frame as plain columns, normalised.
-#[derive(Debug, Clone, Default)]
-pub struct PairColumns<T> {
-    /// x_j - x_i, A.
-    pub d: [Vec<T>; 3],
-    /// The radial component of the row, (s - davg) / dstd: also the argument of the net.
-    pub s: Vec<T>,
-    /// s' / (r dstd)
-    pub s_slope: Vec<T>,
-    /// q / dstd, so that the other components of the row are `q d`.
-    pub q: Vec<T>,
-    /// q' / (r dstd)
-    pub q_slope: Vec<T>,
+/// What turns a distance vector into a row of the environment matrix, for one type of centre.
+///
+/// Rows are made anew in every pass: that costs a few operations for each pair, keeping them would more than double the
+/// memory of a frame.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<T> {
+    pub rcut_smth: T,
+    /// 1 / (rcut - rcut_smth)
+    pub inv_width: T,
+    pub protection: T,
+    pub davg: T,
+    /// 1 / dstd of the radial and of the other components.
+    pub inv_radial: T,
+    pub inv_angular: T,
 }
 
 /// The change of variables from s to the argument of the polynomials.
@@ -35,14 +36,57 @@ pub struct Scale<T> {
 type Lanes<T> = [T; CHUNK];
 
 #[inline(always)]
-fn lanes<T: Real>(column: &[T], start: usize, n: usize) -> Lanes<T> {
-    let mut out = [T::ZERO; CHUNK];
+fn lanes<T: Real>(column: &[T], start: usize, n: usize, fill: T) -> Lanes<T> {
+    let mut out = [fill; CHUNK];
     if n == CHUNK {
         out.copy_from_slice(&column[start..start + CHUNK]);
     } else {
         out[..n].copy_from_slice(&column[start..start + n]);
     }
     out
+}
+
+/// A chunk of pairs; unused lanes have rows of zeros.
+struct Chunk<T> {
+    d: [Lanes<T>; 3],
+    /// The radial component of the row, (s - davg) / dstd: also the argument of the net.
+    s: Lanes<T>,
+    /// s' / (r dstd)
+    s_slope: Lanes<T>,
+    /// q / dstd, so that the other components of the row are `q d`.
+    q: Lanes<T>,
+    /// q' / (r dstd)
+    q_slope: Lanes<T>,
+}
+
+impl<T: Real> Chunk<T> {
+    /// The formulas of `engine/reference/env.rs`, lane by lane.
+    #[inline(always)]
+    fn new(columns: &[Vec<T>; 3], start: usize, n: usize, rows: &Rows<T>) -> Self {
+        let number = T::from_f64;
+        // Unused lanes get a harmless distance, and are taken off by the mask.
+        let d = [0, 1, 2].map(|k| lanes(&columns[k], start, n, T::ONE));
+        let mask: Lanes<T> = std::array::from_fn(|l| if l < n { T::ONE } else { T::ZERO });
+        let zero = [T::ZERO; CHUNK];
+        let mut out = Chunk { d, s: zero, s_slope: zero, q: zero, q_slope: zero };
+        for l in 0..CHUNK {
+            let r = (d[0][l] * d[0][l] + d[1][l] * d[1][l] + d[2][l] * d[2][l]).sqrt();
+            let x = (r - rows.rcut_smth) * rows.inv_width;
+            let x = if x < T::ZERO { T::ZERO } else { x };
+            let x = if x > T::ONE { T::ONE } else { x };
+            let w = x * x * x * ((number(15.0) - number(6.0) * x) * x - number(10.0)) + T::ONE;
+            let w_r = x * x * ((number(60.0) - number(30.0) * x) * x - number(30.0)) * rows.inv_width;
+            let inv = T::ONE / (r + rows.protection);
+            let inv_r = mask[l] / r;
+            let s = w * inv;
+            let q = s * inv;
+            out.s[l] = mask[l] * (s - rows.davg) * rows.inv_radial;
+            out.s_slope[l] = (w_r - s) * inv * inv_r * rows.inv_radial;
+            out.q[l] = mask[l] * q * rows.inv_angular;
+            out.q_slope[l] = (w_r * inv - (q + q)) * inv * inv_r * rows.inv_angular;
+        }
+        out
+    }
 }
 
 #[inline(always)]
@@ -111,15 +155,13 @@ multiversion! {
     ///
     /// - out     overwritten  `out[c * stride + k]`
     /// - sums    scratch      `[K]`
-    /// - pairs   `start .. start + n` of the columns
-    pub fn features<T: Real>(out: &mut [T], stride: usize, sums: &mut [[[T; CHUNK]; 4]], columns: &PairColumns<T>, start: usize, n: usize, scale: Scale<T>) {
+    /// - pairs   `start .. start + n` of the columns of distance vectors
+    pub fn features<T: Real>(out: &mut [T], stride: usize, sums: &mut [[[T; CHUNK]; 4]], columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
         sums.fill([[T::ZERO; CHUNK]; 4]);
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
-            let s = lanes(&columns.s, p, here);
-            let q = lanes(&columns.q, p, here);
-            let d = [0, 1, 2].map(|k| lanes(&columns.d[k], p, here));
+            let Chunk { d, s, q, .. } = Chunk::new(columns, p, here, rows);
             let row: [[T; CHUNK]; 4] =
                 std::array::from_fn(|c| if c == 0 { s } else { std::array::from_fn(|l| q[l] * d[c - 1][l]) });
             accumulate(sums, &argument(&s, scale), &row, None);
@@ -133,17 +175,13 @@ multiversion! {
     /// The change of Q of one atom and one neighbour type when the distance vectors move along `d_dot`.
     ///
     /// `d_dot[k][p - first]` belongs to pair p.
-    pub fn features_tangent<T: Real>(out: &mut [T], stride: usize, sums: &mut [[[T; CHUNK]; 4]], columns: &PairColumns<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
+    pub fn features_tangent<T: Real>(out: &mut [T], stride: usize, sums: &mut [[[T; CHUNK]; 4]], columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
         sums.fill([[T::ZERO; CHUNK]; 4]);
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
-            let s = lanes(&columns.s, p, here);
-            let s_slope = lanes(&columns.s_slope, p, here);
-            let q = lanes(&columns.q, p, here);
-            let q_slope = lanes(&columns.q_slope, p, here);
-            let d = [0, 1, 2].map(|k| lanes(&columns.d[k], p, here));
-            let v = [0, 1, 2].map(|k| lanes(d_dot[k], p - first, here));
+            let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
+            let v = [0, 1, 2].map(|k| lanes(d_dot[k], p - first, here, T::ZERO));
             // d . d_dot = r r_dot
             let rr: [T; CHUNK] = std::array::from_fn(|l| d[0][l] * v[0][l] + d[1][l] * v[1][l] + d[2][l] * v[2][l]);
             let s_dot: [T; CHUNK] = std::array::from_fn(|l| s_slope[l] * rr[l]);
@@ -171,13 +209,13 @@ multiversion! {
     ///
     /// - de_d   out, overwritten for the pairs at hand
     /// - de_q   `de_q[c * stride + k]` = dE/dQ[c, k]
-    pub fn forces<T: Real>(de_d: [&mut [T]; 3], de_q: &[T], stride: usize, terms: usize, columns: &PairColumns<T>, start: usize, n: usize, scale: Scale<T>) {
+    pub fn forces<T: Real>(de_d: [&mut [T]; 3], de_q: &[T], stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
         let [de_x, de_y, de_z] = de_d;
         let de_q: [&[T]; 4] = std::array::from_fn(|c| &de_q[c * stride..c * stride + terms]);
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
-            let s = lanes(&columns.s, p, here);
+            let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
             let x = argument(&s, scale);
             let mut value = [[T::ZERO; CHUNK]; 4];
             let mut slope = [[T::ZERO; CHUNK]; 4];
@@ -203,10 +241,6 @@ multiversion! {
                 }
                 k_number += T::ONE;
             }
-            let s_slope = lanes(&columns.s_slope, p, here);
-            let q = lanes(&columns.q, p, here);
-            let q_slope = lanes(&columns.q_slope, p, here);
-            let d = [0, 1, 2].map(|k| lanes(&columns.d[k], p, here));
             let mut out = [[T::ZERO; CHUNK]; 3];
             for l in 0..CHUNK {
                 let turn = slope[0][l] * s[l] + q[l] * (slope[1][l] * d[0][l] + slope[2][l] * d[1][l] + slope[3][l] * d[2][l]);

@@ -28,6 +28,7 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// a * self + b, fused where the instruction set has it (kernels are compiled for those that do).
     fn fma(self, a: Self, b: Self) -> Self;
+    fn sqrt(self) -> Self;
     /// Hyperbolic tangent to the last few bits, written so that the compiler vectorises it.
     fn tanh(self) -> Self;
     /// The largest tail of an embedding series, relative to its largest coefficient.
@@ -59,6 +60,10 @@ impl Real for f64 {
     #[inline(always)]
     fn fma(self, a: f64, b: f64) -> f64 {
         if cfg!(target_arch = "x86_64") { self.mul_add(a, b) } else { self * a + b }
+    }
+    #[inline(always)]
+    fn sqrt(self) -> f64 {
+        self.sqrt()
     }
     #[inline(always)]
     fn tanh(self) -> f64 {
@@ -122,6 +127,10 @@ impl Real for f32 {
     #[inline(always)]
     fn fma(self, a: f32, b: f32) -> f32 {
         if cfg!(target_arch = "x86_64") { self.mul_add(a, b) } else { self * a + b }
+    }
+    #[inline(always)]
+    fn sqrt(self) -> f32 {
+        self.sqrt()
     }
     #[inline(always)]
     fn tanh(self) -> f32 {
