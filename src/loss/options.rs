@@ -63,8 +63,6 @@ pub struct EnerLossOptions {
     pub function: LossFunction,
     /// Force errors enter by their norm for each atom.
     pub f_use_norm: bool,
-    /// The predicted energy is sum_i c_i E_i, c from `atom_ener_coeff` or 1, in the energy term.
-    pub enable_atom_ener_coeff: bool,
     /// Systems without `atom_pref` have 1 everywhere; otherwise they have no such term.
     pub use_default_pf: bool,
     /// The squared errors of energy and virial are divided by N^2 instead of N.
@@ -124,6 +122,7 @@ const ENER: &[Key] = &[
         .doc("Where given, force errors of an atom are divided by the norm of its labelled force plus this."),
     Key::new("enable_atom_ener_coeff", Kind::Bool)
         .default("false")
+        .not_yet("")
         .doc("Whether the energy is the sum of atom energies times the coefficients of atom_ener_coeff.npy."),
     pref("start_pref_gf", "0.0", "Prefactor of the generalised force term at the start.").not_yet(""),
     pref("limit_pref_gf", "0.0", "Prefactor of the generalised force term in the limit.").not_yet(""),
@@ -160,7 +159,6 @@ impl EnerLossOptions {
             relative_f: section.optional_float("relative_f"),
             function: function(section)?,
             f_use_norm: section.bool("f_use_norm"),
-            enable_atom_ener_coeff: section.bool("enable_atom_ener_coeff"),
             use_default_pf: section.bool("use_default_pf"),
             intensive_ener_virial: section.bool("intensive_ener_virial"),
         };

@@ -243,7 +243,6 @@ mod tests {
             relative_f: None,
             function,
             f_use_norm: false,
-            enable_atom_ener_coeff: false,
             use_default_pf: false,
             intensive_ener_virial: false,
         }

@@ -31,6 +31,7 @@ static TRAINING: Table = Table::of(&[
         .doc("Data that the model does not learn, for the learning curve."),
     Key::new("stat_file", Kind::OneOf(&[Kind::Text, Kind::Null]))
         .optional()
+        .ignored("statistics are computed at every start and kept in the checkpoint")
         .doc("Where statistics of the data are kept for the next run: an .hdf5 file or a folder."),
     Key::new("stat_file_mode", Kind::Choice(Choice { known: &["update"], not_yet: &["read"] }))
         .default("\"update\"")

@@ -8,6 +8,7 @@ use super::load::load_model;
 use super::options::{RunOptions, Start};
 use super::state::{self, TrainState};
 use super::team::Team;
+use crate::data::field::Field;
 use crate::data::{Dataset, Frame, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
@@ -163,6 +164,23 @@ pub fn wants(loss: &EnerLossOptions, fitting: &FittingOptions) -> Wants {
     }
 }
 
+/// Refuses data without any label that the loss compares with.
+fn check_labels(data: &Dataset, name: &str, wants: &Wants) -> Result<()> {
+    let labels = [
+        (Field::Energy, wants.energy),
+        (Field::Force, wants.force),
+        (Field::Virial, wants.virial),
+        (Field::AtomEnergy, wants.atom_energy),
+    ];
+    let wanted = || labels.iter().filter(|(_, wanted)| *wanted).map(|(field, _)| *field);
+    if data.systems.iter().any(|system| wanted().any(|field| system.has(field))) {
+        return Ok(());
+    }
+    let names: Vec<String> = wanted().map(|field| format!("{}.npy", field.names()[0])).collect();
+    Err(err!("training.{name}_data: no system has any of {}", names.join(", "))
+        .help("a label that is missing is left out of the loss; here nothing is left"))
+}
+
 /// Opens and checks a data set; the reading is shared over ranks.
 fn open(
     team: &mut Team,
@@ -172,6 +190,7 @@ fn open(
     name: &str,
 ) -> Result<Arc<Dataset>> {
     let opened = Dataset::open(options, &model.type_map, wants);
+    let opened = opened.and_then(|data| check_labels(&data, name, wants).map(|()| data));
     let data = team.agree(opened)?;
     for line in data.summary(name, 40) {
         log::info!("{line}");
