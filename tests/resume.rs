@@ -36,8 +36,11 @@ fn wait_for(place: &Place, name: &str, holds: impl Fn(&str) -> bool) {
     }
 }
 
+/// What differs from the small input.
+type Change = fn(&mut Value);
+
 /// The inputs that must all continue exactly.
-fn variants() -> Vec<(&'static str, fn(&mut Value))> {
+fn variants() -> Vec<(&'static str, Change)> {
     vec![
         ("plain", |_| ()),
         ("validation", |input| {
