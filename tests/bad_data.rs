@@ -389,7 +389,7 @@ fn a_file_that_may_not_be_read_is_named() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::with_data();
     let file = place.path("train/set.000/force.npy");
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o000)).unwrap();
     if std::fs::read(&file).is_ok() {
         println!("skipped: this user may read everything");
         return;
