@@ -122,7 +122,8 @@ def detail(prefix):
 def tested(work, binary, original, system):
     """`dp test -d` of ours and of DeePMD-kit write the same numbers."""
     name = original.stem
-    ours, theirs = work / f"{name}.ours", work / f"{name}.theirs"
+    # No dot in the names: what follows the last one is replaced.
+    ours, theirs = work / f"{name}_ours", work / f"{name}_theirs"
     commands = [
         [binary, "test", "-m", str(original), "-s", system, "-n", str(FRAMES), "-d", str(ours)],
         ["dp", "--pt", "test", "-m", str(work / f"{name}.original.pth"), "-s", system, "-n", str(FRAMES), "-d",

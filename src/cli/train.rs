@@ -121,7 +121,7 @@ impl TrainFlags {
             output: self.output,
             skip_neighbor_stat: self.skip_neighbor_stat,
             use_pretrain_script: self.use_pretrain_script,
-            ddp_conventions: global.backend == Some(Backend::PyTorch),
+            pytorch_conventions: global.backend == Some(Backend::PyTorch),
             profile: self.profile,
             log_level: log::parse_level(&self.log.log_level)?,
             log_path: self.log.log_path,

@@ -46,9 +46,23 @@ impl System {
         }
         match field {
             Field::Cell => check_volume(row),
-            Field::RealAtomTypes => self.real_types(row).map(|_| ()),
+            Field::Coord => check_position(row),
+            Field::RealAtomTypes if self.real_types(row)?.iter().all(|&t| t < 0) => {
+                bail!("every atom is virtual (-1): there is nothing to train on")
+            }
             _ => Ok(()),
         }
+    }
+}
+
+/// Refuses coordinates so large that no digits are left for distances.
+fn check_position(row: &[f64]) -> Result<()> {
+    const LARGEST: f64 = 1e9;
+    match row.iter().position(|x| x.abs() > LARGEST) {
+        Some(i) => {
+            bail!("found {:e} A at number {} of {}, wanted at most {LARGEST:e} A", row[i], i + 1, row.len())
+        }
+        None => Ok(()),
     }
 }
 

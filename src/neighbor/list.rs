@@ -1,8 +1,11 @@
 //! Neighbours of every atom within the cutoff, grouped by type, nearest first.
 
 use super::cells::Cells;
-use crate::Result;
 use crate::data::Frame;
+use crate::{Result, err};
+
+/// Atoms closer than this are at the same place, A.
+const OVERLAP: f64 = 1e-6;
 
 /// A neighbour of one atom: `d = x_j - x_i` of the image at hand.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,6 +61,22 @@ impl NeighborList {
             }
         }
         Ok(list)
+    }
+
+    /// Refuses atoms that are at the same place: their forces have no direction.
+    pub fn refuse_overlap(&self) -> Result<()> {
+        for (k, range) in self.start.windows(2).enumerate() {
+            // The nearest comes first.
+            if let Some(nearest) =
+                self.pairs[range[0] as usize..range[1] as usize].first().filter(|n| n.r < OVERLAP)
+            {
+                let (i, j) = (k / self.n_types, nearest.j);
+                return Err(
+                    err!("atoms {i} and {j} are at the same place").help("remove one of them, or the frame")
+                );
+            }
+        }
+        Ok(())
     }
 
     /// The neighbours of type `t` around atom `i`.

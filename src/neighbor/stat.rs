@@ -22,6 +22,7 @@ impl NeighborStat {
     /// The statistics of one frame.
     pub fn of(frame: &Frame, rcut: f64, n_types: usize) -> Result<Self> {
         let list = NeighborList::new(frame, rcut, n_types, None)?;
+        list.refuse_overlap()?;
         let mut stat = Self::empty(n_types);
         for i in 0..frame.n_atoms() {
             for t in 0..n_types {

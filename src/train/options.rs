@@ -13,8 +13,9 @@ pub struct RunOptions {
     pub skip_neighbor_stat: bool,
     /// Take the `model` section from the model that training starts from.
     pub use_pretrain_script: bool,
-    /// PyTorch's habit for several ranks (`dp --pt`): the learning rate is not scaled unless the input says so.
-    pub ddp_conventions: bool,
+    /// DeePMD-kit's PyTorch habits (`dp --pt`): the learning rate is not scaled by the number of ranks unless the input
+    /// says so, and the initial parameters are the very same for the same seeds.
+    pub pytorch_conventions: bool,
     /// Measure where the time goes.
     pub profile: bool,
     pub log_level: log::LevelFilter,

@@ -163,7 +163,7 @@ impl<E: Engine> Run<E> {
         let rates = setup.input.learning_rate.for_steps(setup.num_steps)?;
         let draws = training.gradient_accumulation;
         let draws_per_step = (draws * team.size()) as u64;
-        let rate_scale = rate_scale(&rates, draws_per_step, options.ddp_conventions);
+        let rate_scale = rate_scale(&rates, draws_per_step, options.pytorch_conventions);
         if rate_scale != 1.0 {
             log::info!(
                 "learning rate is scaled by {rate_scale} for {draws_per_step} batches a step: it starts at {:e}",
@@ -447,8 +447,8 @@ fn mean(rows: impl Iterator<Item = Vec<f64>>) -> Vec<f64> {
 }
 
 /// What the learning rate is multiplied by when so many batches make a step.
-fn rate_scale(rates: &LearningRateOptions, batches: u64, ddp_conventions: bool) -> f64 {
-    let default = if ddp_conventions { ScaleByWorker::None } else { ScaleByWorker::Linear };
+fn rate_scale(rates: &LearningRateOptions, batches: u64, pytorch_conventions: bool) -> f64 {
+    let default = if pytorch_conventions { ScaleByWorker::None } else { ScaleByWorker::Linear };
     match rates.scale_by_worker.unwrap_or(default) {
         ScaleByWorker::Linear => batches as f64,
         ScaleByWorker::Sqrt => (batches as f64).sqrt(),

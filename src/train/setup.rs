@@ -8,6 +8,7 @@ use super::load::load_model;
 use super::options::{RunOptions, Start};
 use super::state::{self, TrainState};
 use super::team::Team;
+use crate::data::field::Field;
 use crate::data::{Dataset, Frame, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
@@ -68,7 +69,7 @@ pub fn setup(team: &mut Team, options: &RunOptions) -> Result<Setup> {
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
     resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref())?;
     let (model, params, min_distance) = match &origin {
-        None => fresh_model(team, &input, &data, neighbors.as_ref())?,
+        None => fresh_model(team, options, &input, &data, neighbors.as_ref())?,
         Some(origin) => origin.model(team, &input, &data, options)?,
     };
     let num_steps = num_steps(&input, &data.training, team.size());
@@ -166,6 +167,23 @@ pub fn wants(loss: &EnerLossOptions, fitting: &FittingOptions) -> Wants {
     }
 }
 
+/// Refuses data without any label that the loss compares with.
+fn check_labels(data: &Dataset, name: &str, wants: &Wants) -> Result<()> {
+    let labels = [
+        (Field::Energy, wants.energy),
+        (Field::Force, wants.force),
+        (Field::Virial, wants.virial),
+        (Field::AtomEnergy, wants.atom_energy),
+    ];
+    let wanted = || labels.iter().filter(|(_, wanted)| *wanted).map(|(field, _)| *field);
+    if data.systems.iter().any(|system| wanted().any(|field| system.has(field))) {
+        return Ok(());
+    }
+    let names: Vec<String> = wanted().map(|field| format!("{}.npy", field.names()[0])).collect();
+    Err(err!("training.{name}_data: no system has any of {}", names.join(", "))
+        .help("a label that is missing is left out of the loss; here nothing is left"))
+}
+
 /// Opens and checks a data set; the reading is shared over ranks.
 fn open(
     team: &mut Team,
@@ -175,6 +193,7 @@ fn open(
     name: &str,
 ) -> Result<Arc<Dataset>> {
     let opened = Dataset::open(options, &model.type_map, wants);
+    let opened = opened.and_then(|data| check_labels(&data, name, wants).map(|()| data));
     let data = team.agree(opened)?;
     for line in data.summary(name, 40) {
         log::info!("{line}");
@@ -383,6 +402,7 @@ fn load_or_compute_statistics(
 /// A model with statistics of the data and random parameters.
 fn fresh_model(
     team: &mut Team,
+    options: &RunOptions,
     input: &Input,
     data: &DataSets,
     neighbors: Option<&NeighborStat>,
@@ -396,7 +416,11 @@ fn fresh_model(
     };
     let stats = as_stored(stats, &input.model);
     let model = Dp::new(input.model.clone(), stats);
-    Ok((model, drawn.params, min_distance))
+    let mut params = drawn.params;
+    if !options.pytorch_conventions {
+        model.sharpen(&mut params);
+    }
+    Ok((model, params, min_distance))
 }
 
 /// Statistics in the precision in which a model file stores them, so that a file predicts what was trained.

@@ -99,7 +99,7 @@ impl<E: Engine> Stepper<E> {
 }
 
 /// Scales a gradient down to `max_norm` (0: never) and returns the norm that it had.
-fn scale_down(grad: &mut [f64], max_norm: f64) -> f64 {
+pub fn scale_down(grad: &mut [f64], max_norm: f64) -> f64 {
     // In blocks, so that small elements are not lost beside a large running sum.
     let norm = grad.chunks(1024).map(|c| c.iter().map(|x| x * x).sum::<f64>()).sum::<f64>().sqrt();
     if max_norm > 0.0 {

@@ -31,6 +31,9 @@ impl Geometry {
     pub fn new(model: &Dp, frame: &Frame) -> Result<Self> {
         let n_types = model.n_types();
         let list = NeighborList::new(frame, model.descriptor().rcut, n_types, Some(model.sel()))?;
+        if model.descriptor().env_protection == 0.0 {
+            list.refuse_overlap()?;
+        }
         let excluded = |a: usize, b: usize| {
             model.descriptor().exclude_types.iter().any(|&(x, y)| (x, y) == (a, b) || (y, x) == (a, b))
         };

@@ -37,6 +37,23 @@ impl Dp {
         params
     }
 
+    /// Makes initial parameters learn faster: the first embedding layer three times as steep, fitting biases a tenth.
+    ///
+    /// As DeePMD-kit draws them, the weights of the first layer are so small that its outputs are nearly straight lines
+    /// in s, and the biases of the fitting net push its neurons into saturation. On the water set of 4,000 steps the
+    /// force error falls from about 0.22 to below 0.19 eV/A with this: docs/performance.md.
+    pub fn sharpen(&self, params: &mut [f64]) {
+        for view in self.table.views() {
+            let embedding = view.name.starts_with("descriptor");
+            let scale = match embedding {
+                true if view.name.ends_with("layers.0.matrix") => 3.0,
+                false if view.name.ends_with("bias") => 0.1,
+                _ => continue,
+            };
+            params[view.range()].iter_mut().for_each(|p| *p *= scale);
+        }
+    }
+
     /// [`Dp::initial_params`] where `seed` is that of the global generator and nothing was drawn from it before.
     pub fn random_params(&self, seed: u64) -> Vec<f64> {
         self.initial_params(&mut Generator::new(seed))

@@ -65,6 +65,9 @@ impl Sums {
         let DescriptorOptions::SeE2A(se) = &options.descriptor;
         let sel = se.fixed_sel();
         let list = NeighborList::new(frame, se.rcut, n_types, Some(sel))?;
+        if se.env_protection == 0.0 {
+            list.refuse_overlap()?;
+        }
         let mut sums = Sums::empty(options);
         let excluded =
             |a: usize, b: usize| se.exclude_types.iter().any(|&(x, y)| (x, y) == (a, b) || (y, x) == (a, b));

@@ -1,0 +1,284 @@
+"""Makes the cases of this folder with DeePMD-kit 3.2 (PyTorch backend, CPU). Run here: python make.py [CASE]...
+
+Each case is a real `dp --pt train` up to its loop: input, statistics and weights are DeePMD-kit's own. The loop is
+replaced by one that notes what it does. Boundaries are those of the data: a system with a file `nopbc` is open.
+  input.json         the training input; paths are relative to data/
+  initial.dp         the model before the first step
+  predict.npz        energy, force, virial, atom_energy of all frames of the first system
+  grad0.npz          d loss / d parameter at step 0, before any clipping
+  trace.json         system, frames, learning rate, loss and errors of each step
+  final_predict.npz  the prediction after the last step
+  like               in place of initial.dp and predict.npz: the case that has the same two
+"""
+
+import copy
+import json
+import os
+import sys
+import tempfile
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STEPS = 12
+
+DESCRIPTOR = dict(
+    type="se_e2_a", sel=[14, 20], rcut=3.5, rcut_smth=0.5, neuron=[3, 6], axis_neuron=2, type_one_side=True,
+    precision="float64", seed=1,
+)
+FITTING = dict(neuron=[5, 5], resnet_dt=True, precision="float64", seed=1)
+RATE = dict(type="exp", decay_steps=2, start_lr=0.01, stop_lr=1e-4)
+LOSS = dict(
+    type="ener", start_pref_e=0.5, limit_pref_e=1, start_pref_f=20, limit_pref_f=1, start_pref_v=0.5, limit_pref_v=1
+)
+ATOMS = dict(start_pref_ae=2, limit_pref_ae=1)
+WEIGHTS = dict(start_pref_pf=3, limit_pref_pf=1)
+
+
+def both(**keys):
+    """The same keys in the descriptor and in the fitting net."""
+    return dict(descriptor=keys, fitting=keys)
+
+
+# name: what differs from the defaults above
+CASES = {
+    "one_side_virial": dict(),
+    "two_side_gelu": dict(
+        descriptor=dict(type_one_side=False, resnet_dt=True, activation_function="gelu"),
+        fitting=dict(activation_function="gelu"),
+    ),
+    "small_sel": dict(descriptor=dict(sel=[3, 4])),
+    "open_boundaries": dict(systems=["open"], loss=dict(start_pref_v=0, limit_pref_v=0)),
+    "exclude_davg_zero": dict(descriptor=dict(exclude_types=[[0, 1]], set_davg_zero=True)),
+    "exclude_two_side": dict(descriptor=dict(exclude_types=[[0, 0]], type_one_side=False)),
+    "env_protection": dict(descriptor=dict(env_protection=0.125)),
+    "fparam_aparam": dict(fitting=dict(numb_fparam=2, numb_aparam=1)),
+    "float32": both(precision="float32"),
+    # The PyTorch backend takes atom_ener for the net only; the TensorFlow backend keeps it as the bias too, which is
+    # what the key promises. preset_out_bias makes the two the same; it is not noted in input.json.
+    "atom_ener": dict(
+        fitting=dict(atom_ener=[-3.25, None]), descriptor=dict(set_davg_zero=True), preset_out_bias=dict(energy=[-3.25, None])
+    ),
+    "mixed_type": dict(systems=["mixed"]),
+    "mixed_type_mae": dict(systems=["mixed"], loss=dict(loss_func="mae", f_use_norm=True, **ATOMS)),
+    "mixed_type_huber": dict(systems=["mixed"], loss=dict(use_huber=True, huber_delta=0.4, **ATOMS)),
+    "two_systems": dict(systems=["mix", "open"]),
+    "fixed_descriptor": dict(descriptor=dict(trainable=False), fitting=dict(trainable=True)),
+    "loss_huber": dict(loss=dict(use_huber=True, huber_delta=[0.05, 0.5, 0.02], **ATOMS), **both(activation_function="softplus")),
+    "loss_huber_norm": dict(loss=dict(use_huber=True, huber_delta=0.75, f_use_norm=True)),
+    "loss_mae": dict(loss=dict(loss_func="mae", **ATOMS, **WEIGHTS), **both(activation_function="sigmoid")),
+    "loss_mae_norm": dict(loss=dict(loss_func="mae", f_use_norm=True)),
+    "loss_relative_f": dict(loss=dict(relative_f=0.5, **WEIGHTS)),
+    "loss_relative_f_mae": dict(loss=dict(relative_f=0.5, loss_func="mae")),
+    "loss_atom_pref": dict(loss=WEIGHTS, **both(activation_function="gelu_tf")),
+    "loss_atom_ener": dict(loss=ATOMS, **both(activation_function="silu")),
+    "loss_intensive": dict(loss=dict(intensive_ener_virial=True)),
+    "adamw": dict(optimizer=dict(type="AdamW", weight_decay=0.1)),
+    "adam_decay": dict(optimizer=dict(type="Adam", weight_decay=0.05, adam_beta1=0.8, adam_beta2=0.99)),
+    "clipped": dict(training=dict(gradient_max_norm=0.5)),
+    "rate_cosine": dict(rate=dict(type="cosine", start_lr=0.01, stop_lr=1e-4)),
+    "rate_wsd": dict(rate=dict(type="wsd", start_lr=0.01, stop_lr=1e-4, decay_phase_ratio=0.5)),
+    "rate_wsd_cosine": dict(
+        rate=dict(type="wsd", start_lr=0.01, stop_lr=1e-4, decay_phase_ratio=0.5, decay_type="cosine", warmup_steps=3)
+    ),
+    "rate_warm_up": dict(
+        rate=dict(type="exp", decay_steps=3, start_lr=0.01, stop_lr=1e-4, smooth=True, warmup_steps=4, warmup_start_factor=0.1)
+    ),
+}
+
+
+def case_input(difference):
+    """The training input of a case."""
+    get = lambda key: copy.deepcopy(difference.get(key, {}))
+    config = dict(
+        model=dict(
+            type_map=["O", "H"],
+            descriptor={**DESCRIPTOR, **get("descriptor")},
+            fitting_net={**FITTING, **get("fitting")},
+            data_stat_nbatch=4,
+        ),
+        learning_rate=get("rate") or copy.deepcopy(RATE),
+        loss={**LOSS, **get("loss")},
+        training=dict(
+            training_data=dict(systems=get("systems") or ["mix"], batch_size=2),
+            numb_steps=STEPS, seed=10, disp_freq=100, save_freq=10000, **get("training"),
+        ),
+    )
+    if "optimizer" in difference:
+        config["optimizer"] = get("optimizer")
+    return config
+
+
+def make_data():
+    """Small systems with random labels: they test derivatives, not learning."""
+    rng = np.random.default_rng(11)
+    n_frames, n_atoms = 4, 8
+    types = np.array([0, 1, 1, 0, 1, 1, 0, 1])
+    grid = np.stack(np.meshgrid(*[np.arange(2)] * 3), -1).reshape(-1, 3)
+    for name in ["mix", "open", "mixed"]:
+        coord = 2.2 * grid + rng.uniform(-0.4, 0.4, (n_frames, n_atoms, 3))
+        arrays = dict(
+            coord=coord, energy=rng.normal(-20, 2, n_frames), force=rng.normal(0, 1, (n_frames, n_atoms, 3)),
+            atom_ener=rng.normal(-2.5, 0.5, (n_frames, n_atoms)),
+        )
+        if name != "open":
+            arrays["box"] = np.diag([4.4, 4.6, 4.5]) + rng.uniform(-0.4, 0.4, (n_frames, 3, 3))
+            arrays["virial"] = rng.normal(0, 1, (n_frames, 9))
+        if name == "mix":
+            # DeePMD-kit 3.2 reads weights of atoms one frame at a time without repeating them: three for each.
+            arrays["atom_pref"] = rng.uniform(0, 2, (n_frames, n_atoms, 3))
+            arrays["fparam"] = rng.normal(1, 2, (n_frames, 2))
+            arrays["aparam"] = rng.normal(-1, 0.5, (n_frames, n_atoms))
+        if name == "mixed":
+            real = np.array([rng.permutation(types) for _ in range(n_frames)])
+            real[1, 6:], real[2, 7:] = -1, -1
+            for key in ["force", "atom_ener"]:
+                arrays[key][real < 0] = 0
+            arrays["real_atom_types"] = real
+        os.makedirs(f"{HERE}/data/{name}/set.000", exist_ok=True)
+        for key, value in arrays.items():
+            np.save(f"{HERE}/data/{name}/set.000/{key}.npy", value.reshape(n_frames, -1))
+        # The data counts H before O, the models the other way round.
+        np.savetxt(f"{HERE}/data/{name}/type.raw", np.zeros(n_atoms) if name == "mixed" else 1 - types, fmt="%d")
+        if name == "mixed":
+            np.save(f"{HERE}/data/{name}/set.000/real_atom_types.npy", np.where(real < 0, -1, 1 - real).astype(np.int32))
+        with open(f"{HERE}/data/{name}/type_map.raw", "w") as f:
+            f.write("H\nO\n")
+        if name == "open":
+            open(f"{HERE}/data/{name}/nopbc", "w").close()
+
+
+def predict(trainer, path):
+    """The model on all frames of the first system."""
+    import torch
+
+    system = trainer.training_dataloader.dataset.systems[0]
+    out = {}
+    # DeePMD-kit sorts atoms by type when it reads them.
+    order = np.arange(system._natoms) if system.mixed_type else system.data_system.idx_map
+    for k in range(len(system)):
+        frame = system[k]
+        tensor = lambda key, *shape: torch.as_tensor(np.asarray(frame[key]), dtype=torch.float64).reshape(1, *shape)
+        got = trainer.model(
+            tensor("coord", -1, 3).requires_grad_(True),
+            torch.as_tensor(np.asarray(frame["atype"])).reshape(1, -1).long(),
+            box=None if frame["box"] is None else tensor("box", 9),
+            fparam=tensor("fparam", -1) if frame.get("find_fparam") else None,
+            aparam=tensor("aparam", -1, 1) if frame.get("find_aparam") else None,
+        )
+        for key in ["energy", "force", "virial", "atom_energy"]:
+            values = got[key].detach().double().numpy()[0]
+            if key in ["force", "atom_energy"]:
+                sorted_values, values = values, np.empty_like(values)
+                values[order] = sorted_values
+            out.setdefault(key, []).append(values.reshape(1, -1))
+    np.savez_compressed(path, frames=np.arange(len(system)), **{k: np.concatenate(v) for k, v in out.items()})
+
+
+def record(trainer, folder, config):
+    """The training loop, with notes."""
+    import torch
+    from deepmd.dpmodel.utils.serialization import save_dp_model
+    from deepmd.pt_expt.train.gradient import clip_grad_norm_
+
+    os.makedirs(folder, exist_ok=True)
+    if os.path.exists(f"{folder}/like"):
+        os.remove(f"{folder}/like")
+    with open(f"{folder}/input.json", "w") as f:
+        json.dump(config, f, indent=1)
+    tree = {"backend": "PyTorch", "pt_version": str(torch.__version__), "model": trainer.model.serialize(),
+            "model_def_script": config["model"], "@variables": {}}
+    tree["model"]["preset_out_bias"] = None
+    save_dp_model(f"{folder}/initial.dp", tree)
+    predict(trainer, f"{folder}/predict.npz")
+    trace = []
+    for step in range(STEPS):
+        trainer.optimizer.zero_grad(set_to_none=True)
+        inputs, labels, chosen = trainer._next_training_batch("Default")
+        # Flags in float32 would round the prefactors of the loss to seven digits.
+        labels = {k: float(v) if k.startswith("find_") else v for k, v in labels.items()}
+        rate = trainer.scheduler.get_last_lr()[0]
+        _, loss, errors = trainer.wrapper(**inputs, cur_lr=rate, label=labels, task_key="Default")
+        loss.backward()
+        if step == 0:
+            grads = {k: p.grad for k, p in trainer.wrapper.named_parameters() if p.grad is not None}
+            np.savez_compressed(f"{folder}/grad0.npz", **{k: g.detach().double().numpy() for k, g in grads.items()})
+        trace.append(dict(
+            step=step,
+            system=config["training"]["training_data"]["systems"][int(np.asarray(chosen["sid"]).reshape(-1)[0])],
+            frames=[int(k) for k in np.asarray(chosen["fid"]).reshape(-1)],
+            lr=rate,
+            loss=float(loss.detach()),
+            # NaN where the system has no such label.
+            **{k: None if np.isnan(float(v)) else float(v) for k, v in errors.items() if not k.startswith("l2_")},
+        ))
+        if trainer.gradient_max_norm > 0:
+            clip_grad_norm_(trainer.wrapper.parameters(), trainer.gradient_max_norm, stable=True)
+        trainer.optimizer.step()
+        trainer.scheduler.step()
+    predict(trainer, f"{folder}/final_predict.npz")
+    with open(f"{folder}/trace.json", "w") as f:
+        f.write("[\n" + ",\n".join(json.dumps(row) for row in trace) + "\n]\n")
+
+
+def make_case(name):
+    """Runs in a process of its own: DeePMD-kit's random state must be fresh."""
+    from deepmd.pt.entrypoints import main
+    from deepmd.pt.train import training
+
+    config = case_input(CASES[name])
+    run = copy.deepcopy(config)
+    if "preset_out_bias" in CASES[name]:
+        run["model"]["preset_out_bias"] = CASES[name]["preset_out_bias"]
+    training.Trainer.run = lambda trainer: record(trainer, f"{HERE}/{name}", config)
+    os.chdir(f"{HERE}/data")
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        json.dump(run, f)
+        f.flush()
+        main.train(f.name, None, None, None, None, "", skip_neighbor_stat=True, output="/dev/null")
+
+
+def share(names):
+    """Removes models that another case has too."""
+    first = {}
+    for name in names:
+        folder = f"{HERE}/{name}"
+        if not os.path.exists(f"{folder}/predict.npz"):
+            continue
+        with open(f"{folder}/predict.npz", "rb") as f:
+            same = first.setdefault((f.read(), json.dumps(case_input(CASES[name])["model"])), name)
+        if same != name:
+            with open(f"{folder}/like", "w") as f:
+                f.write(same)
+            os.remove(f"{folder}/initial.dp")
+            os.remove(f"{folder}/predict.npz")
+
+
+def run():
+    os.environ.update(NUM_WORKERS="0", OMP_NUM_THREADS="1", DEVICE="cpu")
+    names = sys.argv[1:] or list(CASES)
+    if not sys.argv[1:]:
+        make_data()
+    import deepmd.pt.entrypoints.main  # noqa: F401  (once, before the forks)
+
+    failed = []
+    for name in names:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                make_case(name)
+                os._exit(0)
+            except BaseException as e:
+                print(f"{name}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+                os._exit(1)
+        if os.waitpid(pid, 0)[1] != 0:
+            failed.append(name)
+    share(list(CASES))
+    # DeePMD-kit writes the input once more, in an older layout.
+    if os.path.exists(f"{HERE}/data/input_v2_compat.json"):
+        os.remove(f"{HERE}/data/input_v2_compat.json")
+    print("made", len(names) - len(failed), "cases; failed:", failed or "none")
+
+
+if __name__ == "__main__":
+    run()

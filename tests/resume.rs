@@ -1,0 +1,348 @@
+//! Restart, stop and crash, seen from outside: the real binary, its files, its exit codes.
+
+mod common;
+
+use common::{Noise, Place, small_input};
+use phalanx::checkpoint;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+/// The arrays of a checkpoint, and the header without what tells of the run's input.
+#[track_caller]
+fn same_state(a: &Path, b: &Path) {
+    let (a, b) = (checkpoint::load(a).unwrap(), checkpoint::load(b).unwrap());
+    for key in ["step", "draws", "statistics", "min_distance", "engine", "lcurve_bytes"] {
+        assert_eq!(a.header[key], b.header[key], "{key}");
+    }
+    assert_eq!(a.arrays, b.arrays);
+}
+
+fn wait(child: Child) -> common::Ended {
+    child.wait_with_output().unwrap().into()
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Waits until a file of the run says that training goes on.
+fn wait_for(place: &Place, name: &str, holds: impl Fn(&str) -> bool) {
+    let began = Instant::now();
+    while !std::fs::read_to_string(place.path(name)).is_ok_and(|text| holds(&text)) {
+        assert!(began.elapsed() < Duration::from_secs(30), "{name} did not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What differs from the small input.
+type Change = fn(&mut Value);
+
+/// The inputs that must all continue exactly.
+fn variants() -> Vec<(&'static str, Change)> {
+    vec![
+        ("plain", |_| ()),
+        ("validation", |input| {
+            input["training"]["validation_data"] =
+                json!({"systems": ["valid"], "batch_size": 1, "numb_btch": 3});
+        }),
+        ("accumulation", |input| input["training"]["gradient_accumulation"] = json!(3)),
+        ("float32", |input| {
+            input["model"]["descriptor"]["precision"] = json!("float32");
+            input["model"]["fitting_net"]["precision"] = json!("float32");
+        }),
+        ("tensorboard", |input| {
+            input["training"]["tensorboard"] = json!(true);
+            input["training"]["tensorboard_freq"] = json!(1);
+        }),
+        ("direct_adamw", |input| {
+            input["model"]["descriptor"]["embedding"] = json!("direct");
+            input["optimizer"] = json!({"type": "AdamW", "weight_decay": 0.01});
+            input["training"]["gradient_max_norm"] = json!(1.0);
+        }),
+        ("relu_auto_sel", |input| {
+            input["model"]["descriptor"]["activation_function"] = json!("relu");
+            input["model"]["descriptor"]["sel"] = json!("auto");
+        }),
+    ]
+}
+
+#[test]
+fn n_steps_and_n_more_are_2n_steps_to_the_bit() {
+    for (name, change) in variants() {
+        let (whole, parts) = (Place::with_data(), Place::with_data());
+        let input = |steps| {
+            let mut input = small_input(steps, 10);
+            change(&mut input);
+            input
+        };
+        whole.input("input.json", &input(40));
+        whole.dp("train input.json").succeeds();
+        parts.input("input.json", &input(20));
+        parts.dp("train input.json").succeeds();
+        parts.input("input.json", &input(40));
+        parts.dp("train input.json --restart model.ckpt").succeeds();
+        assert_eq!(parts.text("lcurve.out"), whole.text("lcurve.out"), "{name}");
+        same_state(&parts.path("model.ckpt"), &whole.path("model.ckpt"));
+        assert_eq!(parts.text("checkpoint").trim(), "model.ckpt-40.phx", "{name}");
+    }
+}
+
+#[test]
+fn a_run_that_was_asked_to_stop_continues_to_the_bit() {
+    for (name, change) in variants().into_iter().take(3) {
+        let (whole, parts) = (Place::with_data(), Place::with_data());
+        let mut input = small_input(3000, 100_000);
+        input["training"]["disp_freq"] = json!(50);
+        change(&mut input);
+        for place in [&whole, &parts] {
+            place.input("input.json", &input);
+        }
+        let child = parts.start("train input.json");
+        wait_for(&parts, "lcurve.out", |text| text.lines().count() > 3);
+        signal(&child, "-TERM");
+        let ended = wait(child).succeeds();
+        assert!(
+            ended.stderr.contains("Stopped by SIGTERM. To continue: dp train --restart model.ckpt"),
+            "{}",
+            ended.stderr
+        );
+        let stopped = checkpoint::load(&parts.path("model.ckpt")).unwrap().header["step"].as_u64().unwrap();
+        assert!(stopped > 50 && stopped < 3000, "{name}: stopped at {stopped}");
+        parts.dp("train input.json --restart model.ckpt").succeeds();
+        whole.dp("train input.json").succeeds();
+        assert_eq!(parts.text("lcurve.out"), whole.text("lcurve.out"), "{name}, stopped at {stopped}");
+        same_state(&parts.path("model.ckpt"), &whole.path("model.ckpt"));
+    }
+}
+
+#[test]
+fn a_second_sigint_ends_at_once() {
+    let place = Place::with_data();
+    let mut input = small_input(1_000_000, 1_000_000);
+    // One step of so many draws takes longer than this test has patience.
+    input["training"]["gradient_accumulation"] = json!(1_000_000);
+    place.input("input.json", &input);
+    let mut child = place.start("train input.json");
+    std::thread::sleep(Duration::from_millis(1500));
+    signal(&child, "-INT");
+    std::thread::sleep(Duration::from_millis(400));
+    assert!(child.try_wait().unwrap().is_none(), "the step cannot be done yet");
+    signal(&child, "-INT");
+    let began = Instant::now();
+    assert_eq!(wait(child).code, Some(130));
+    assert!(began.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn a_run_that_is_complete_has_nothing_to_continue() {
+    let place = Place::with_data();
+    place.input("input.json", &small_input(20, 10));
+    place.dp("train input.json").succeeds();
+    let before = (place.text("lcurve.out"), place.read("model.ckpt-20.phx"));
+    let ended = place.dp("train input.json --restart model.ckpt").succeeds();
+    assert!(ended.stderr.contains("20 steps are done already"), "{}", ended.stderr);
+    assert_eq!(before, (place.text("lcurve.out"), place.read("model.ckpt-20.phx")));
+}
+
+#[test]
+fn a_checkpoint_is_named_by_prefix_step_file_or_folder() {
+    let whole = Place::with_data();
+    whole.input("input.json", &small_input(100, 50));
+    whole.dp("train input.json").succeeds();
+    for name in ["model.ckpt", "model.ckpt-50", "model.ckpt-50.phx", "run", "run/model.ckpt-50"] {
+        let place = Place::with_data();
+        let mut input = small_input(50, 50);
+        if name.starts_with("run") {
+            input["training"]["save_ckpt"] = json!("run/model.ckpt");
+        }
+        place.input("input.json", &input);
+        place.dp("train input.json").succeeds();
+        input["training"]["numb_steps"] = json!(100);
+        place.input("input.json", &input);
+        place.dp(&format!("train input.json --restart {name}")).succeeds();
+        let folder = if name.starts_with("run") { "run/model.ckpt" } else { "model.ckpt" };
+        same_state(&place.path(folder), &whole.path("model.ckpt"));
+        assert_eq!(place.text("lcurve.out"), whole.text("lcurve.out"), "{name}");
+    }
+}
+
+#[test]
+fn a_restart_from_an_earlier_checkpoint_cuts_the_learning_curve() {
+    let place = Place::with_data();
+    place.input("input.json", &small_input(40, 10));
+    place.dp("train input.json").succeeds();
+    let before = (place.text("lcurve.out"), checkpoint::load(&place.path("model.ckpt-40")).unwrap());
+    place.dp("train input.json --restart model.ckpt-10").succeeds();
+    assert_eq!(before.0, place.text("lcurve.out"));
+    assert_eq!(before.1.arrays, checkpoint::load(&place.path("model.ckpt-40")).unwrap().arrays);
+}
+
+/// Parameters of the newest checkpoint.
+fn params(place: &Place) -> Vec<f64> {
+    checkpoint::load(&place.path("model.ckpt")).unwrap().f64s("params").unwrap().to_vec()
+}
+
+#[test]
+fn weights_come_from_a_checkpoint_or_a_model_file_and_steps_start_anew() {
+    let source = Place::with_data();
+    source.input("input.json", &small_input(30, 30));
+    source.dp("train input.json").succeeds();
+    source.dp("freeze -o model.dp").succeeds();
+    let mut results = Vec::new();
+    for flags in ["--init-model old.ckpt", "--init-model model.dp", "--init-frz-model model.dp"] {
+        let place = Place::with_data();
+        place.write("model.dp", source.read("model.dp"));
+        place.write("old.ckpt-30.phx", source.read("model.ckpt-30.phx"));
+        let mut input = small_input(1, 1);
+        input["learning_rate"] =
+            json!({"type": "exp", "start_lr": 1e-30, "stop_lr": 1e-31, "decay_steps": 1});
+        place.input("input.json", &input);
+        place.dp(&format!("train input.json {flags}")).succeeds();
+        assert_eq!(place.text("checkpoint").trim(), "model.ckpt-1.phx");
+        assert_eq!(params(&place), params(&source), "{flags}: a step of length zero leaves the weights");
+        results.push(place.text("lcurve.out"));
+    }
+    assert!(results.iter().all(|text| *text == results[0]), "{results:?}");
+}
+
+/// The root-mean-square energy error that `dp test` reports, eV.
+fn energy_mean_error(place: &Place, model: &str) -> f64 {
+    place.dp(&format!("test -m {model} -s train -d detail")).succeeds();
+    let text = place.text("detail.e.out");
+    let pairs: Vec<(f64, f64)> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let numbers: Vec<f64> = line.split_whitespace().map(|x| x.parse().unwrap()).collect();
+            (numbers[0], numbers[1])
+        })
+        .collect();
+    pairs.iter().map(|(data, predicted)| predicted - data).sum::<f64>() / pairs.len() as f64
+}
+
+#[test]
+fn finetuning_shifts_the_bias_so_that_the_mean_energy_error_vanishes() {
+    let place = Place::with_data();
+    place.input("input.json", &small_input(30, 30));
+    place.dp("train input.json").succeeds();
+    place.dp("freeze -o model.dp").succeeds();
+    // Energies of another method: a constant on each frame.
+    let energies: Vec<f64> = (0..12).map(|k| 70.0 + 0.01 * k as f64).collect();
+    place.write("train/set.000/energy.npy", common::npy(&[12, 1], &energies));
+    assert!(energy_mean_error(&place, "model.dp").abs() > 50.0);
+    let mut input = small_input(1, 1);
+    input["learning_rate"] = json!({"type": "exp", "start_lr": 1e-30, "stop_lr": 1e-31, "decay_steps": 1});
+    input["training"]["save_ckpt"] = json!("tuned");
+    input["model"]["data_stat_nbatch"] = json!(100);
+    // The shape is taken from the model, whatever the input says.
+    input["model"]["fitting_net"]["neuron"] = json!([99]);
+    place.input("tune.json", &input);
+    place
+        .dp("train tune.json --finetune model.dp")
+        .fails(&["the model section differs from the one that was saved"]);
+    place.dp("train tune.json --finetune model.dp --use-pretrain-script").succeeds();
+    let left = energy_mean_error(&place, "tuned");
+    assert!(left.abs() < 1e-6, "mean energy error {left}");
+}
+
+#[test]
+fn another_model_section_is_refused_and_nothing_is_overwritten() {
+    let place = Place::with_data();
+    place.input("input.json", &small_input(20, 10));
+    place.dp("train input.json").succeeds();
+    let before = (place.text("lcurve.out"), place.text("out.json"), place.read("model.ckpt-20.phx"));
+    let mut input = small_input(40, 10);
+    input["model"]["descriptor"]["rcut"] = json!(4.5);
+    place.input("other.json", &input);
+    for flag in ["--restart", "--init-model"] {
+        place.dp(&format!("train other.json {flag} model.ckpt")).fails(&[
+            "the model section differs from the one that was saved: rcut: 4.0, (saved) / rcut: 4.5, (input)",
+        ]);
+    }
+    let after = (place.text("lcurve.out"), place.text("out.json"), place.read("model.ckpt-20.phx"));
+    assert!(before == after, "a refused run wrote something");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_offered() {
+    let place = Place::with_data();
+    place.input("input.json", &small_input(30, 10));
+    place.dp("train input.json").succeeds();
+    let whole = place.read("model.ckpt-30.phx");
+    let mut flipped = whole.clone();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 1;
+    let cut = whole[..whole.len() - 7].to_vec();
+    place.input("input.json", &small_input(40, 10));
+    for damaged in [flipped, cut, Vec::new(), b"rubbish".to_vec()] {
+        place.write("model.ckpt-30.phx", damaged);
+        for line in
+            ["train input.json --restart model.ckpt", "freeze -c . -o x.dp", "test -m model.ckpt -s valid"]
+        {
+            place
+                .dp(line)
+                .fails(&["model.ckpt-30.phx: ", "model.ckpt-20.phx is complete, continue from that one"]);
+        }
+    }
+    place.dp("train input.json --restart model.ckpt-20").succeeds();
+    assert_eq!(place.text("lcurve.out").lines().last().unwrap().split_whitespace().next(), Some("40"));
+}
+
+/// Every line has a step above the last one's and as many columns as the header.
+#[track_caller]
+fn is_whole(lcurve: &str, last: u64) {
+    let columns = lcurve.lines().next().unwrap().split_whitespace().count() - 1;
+    let rows: Vec<Vec<f64>> = lcurve
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split_whitespace().map(|x| x.parse().unwrap()).collect())
+        .collect();
+    assert!(rows.iter().all(|row| row.len() == columns), "a broken line in {lcurve}");
+    assert!(rows.windows(2).all(|w| w[0][0] < w[1][0]), "a doubled line in {lcurve}");
+    assert_eq!(rows.last().unwrap()[0], last as f64);
+}
+
+#[test]
+fn killed_at_any_moment_the_run_has_a_checkpoint_and_goes_on() {
+    const STEPS: u64 = 4000;
+    let (place, whole) = (Place::with_data(), Place::with_data());
+    let mut input = small_input(STEPS, 3);
+    input["training"]["max_ckpt_keep"] = json!(2);
+    for p in [&place, &whole] {
+        p.input("input.json", &input);
+    }
+    let mut noise = Noise(17);
+    let mut kills = 0;
+    let mut reached = 0;
+    for round in 0..24 {
+        let line = if reached > 0 { "train input.json --restart model.ckpt" } else { "train input.json" };
+        let mut child = place.start(line);
+        let moment = Duration::from_secs_f64(0.25 + 0.2 * noise.next());
+        std::thread::sleep(moment);
+        if child.try_wait().unwrap().is_none() {
+            child.kill().unwrap();
+            kills += 1;
+        }
+        child.wait().unwrap();
+        if let Ok(state) = checkpoint::load(&place.path("model.ckpt")) {
+            let step = state.header["step"].as_u64().unwrap();
+            assert!(step >= reached, "round {round}: the run went back from {reached} to {step}");
+            reached = step;
+        } else {
+            assert_eq!(reached, 0, "round {round}: the checkpoints are gone");
+        }
+        if reached > 0 && round % 6 == 5 {
+            place.dp("freeze -o model.dp").succeeds();
+            place.dp("test -m model.dp -s valid").succeeds();
+        }
+    }
+    assert!(kills >= 20, "only {kills} runs were killed: they end too early");
+    assert!(reached > 0 && reached < STEPS, "reached {reached}");
+    place.dp("train input.json --restart model.ckpt").succeeds();
+    whole.dp("train input.json").succeeds();
+    is_whole(&place.text("lcurve.out"), STEPS);
+    assert_eq!(place.text("lcurve.out"), whole.text("lcurve.out"));
+    same_state(&place.path("model.ckpt"), &whole.path("model.ckpt"));
+}
