@@ -9,7 +9,7 @@
 pub mod element;
 pub mod options;
 pub mod pulse;
-mod process;
+pub(crate) mod process;
 mod net;
 mod star;
 mod pairwise;

@@ -6,11 +6,14 @@
 use super::input::{Input, Length};
 use super::load::load_model;
 use super::options::{RunOptions, Start};
+use super::resume;
 use super::state::{self, TrainState};
 use super::team::Team;
+use crate::checkpoint::Checkpoint;
 use crate::data::{Dataset, Frame, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
+use crate::launch::Launch;
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
 use crate::model::dp::draws::unseeded_tensors;
@@ -49,9 +52,14 @@ pub struct DataSets {
 }
 
 /// Does everything that comes before the first step.
-pub fn setup(team: &mut Team, options: &RunOptions) -> Result<Setup> {
+pub fn setup(team: &mut Team, launch: &Launch, options: &RunOptions) -> Result<Setup> {
     let (mut input, mut full) = read_input(team, &options.input)?;
-    let origin = load_origin(team, options)?;
+    let save_ckpt = &input.training.save_ckpt;
+    let start = match team.from_root(|| resume::after_failure(launch, save_ckpt))? {
+        Some(path) => Start::Restart(path),
+        None => options.start.clone(),
+    };
+    let origin = load_origin(team, &start)?;
     if let (Some(origin), true) = (&origin, options.use_pretrain_script) {
         input.model = origin.options()?;
         full["model"] = input.model.script.clone();
@@ -64,11 +72,17 @@ pub fn setup(team: &mut Team, options: &RunOptions) -> Result<Setup> {
     };
     let data = DataSets { training, validation };
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
-    resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref())?;
-    let (model, params, min_distance) = match &origin {
+    let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref());
+    team.agree(resolved)?;
+    let (mut model, params, min_distance) = match &origin {
         None => fresh_model(team, &input, &data, neighbors.as_ref())?,
-        Some(origin) => origin.model(team, &input, &data, options)?,
+        Some(origin) => origin.model(team, &input, &data, matches!(start, Start::Finetune(_)))?,
     };
+    // The same data gave everyone the same numbers, unless hosts round differently. Rank 0's count.
+    let (stats, min_distance) = team.from_root(|| Ok((model.stats.clone(), min_distance)))?;
+    model.stats = stats;
+    let mut params = params;
+    team.broadcast(&mut params)?;
     let num_steps = num_steps(&input, &data.training, team.size());
     let resumed = match origin {
         Some(Origin::Restart(state)) => Some(*state),
@@ -97,10 +111,15 @@ enum Origin {
     Model(Box<DpModel>),
 }
 
-fn load_origin(team: &mut Team, options: &RunOptions) -> Result<Option<Origin>> {
-    let local = match &options.start {
-        Start::Fresh => Ok(None),
-        Start::Restart(path) => TrainState::load(path).map(|state| Some(Origin::Restart(Box::new(state)))),
+fn load_origin(team: &mut Team, start: &Start) -> Result<Option<Origin>> {
+    let local = match start {
+        Start::Fresh => return Ok(None),
+        Start::Restart(path) => {
+            // Rank 0 wrote it, perhaps where no other host can read it.
+            let bytes = team.bytes_from_root(|| Ok(crate::checkpoint::load(path)?.to_bytes()))?;
+            let state = Checkpoint::parse(&bytes).and_then(|saved| TrainState::from_checkpoint(&saved));
+            state.map(|state| Some(Origin::Restart(Box::new(state)))).map_err(|e| e.at(path.display()))
+        }
         Start::Model(path) | Start::Finetune(path) => {
             load_model(path).map(|model| Some(Origin::Model(Box::new(model))))
         }
@@ -122,7 +141,7 @@ impl Origin {
         team: &mut Team,
         input: &Input,
         data: &DataSets,
-        options: &RunOptions,
+        finetune: bool,
     ) -> Result<(Dp, Vec<f64>, f64)> {
         let same = self.options().and_then(|saved| state::check_same_model(&saved, &input.model));
         team.agree(same)?;
@@ -131,17 +150,18 @@ impl Origin {
                 let model = Dp::new(input.model.clone(), state.stats.clone());
                 let n = model.table.len();
                 if [&state.params, &state.first_moment, &state.second_moment].iter().any(|x| x.len() != n) {
-                    bail!("the checkpoint does not hold the {n} parameters of this model");
+                    let e = err!("the checkpoint does not hold the {n} parameters of this model");
+                    return team.agree(Err(e));
                 }
                 Ok((model, state.params.clone(), state.min_distance))
             }
             Origin::Model(saved) => {
                 let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
-                let (mut model, params) = Dp::from_spec(saved)?;
+                let (mut model, params) = team.agree(Dp::from_spec(saved))?;
                 let sums = sample_statistics(team, input, data)?;
                 let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
-                if matches!(options.start, Start::Finetune(_)) {
+                if finetune {
                     shift_bias(team, &mut model, &params, &data.training, input, &sums)?;
                 }
                 Ok((model, params, min_distance))
@@ -194,9 +214,10 @@ fn neighbor_statistics(
     let DescriptorOptions::SeE2A(se) = &model.descriptor;
     if options.skip_neighbor_stat || has_origin {
         if matches!(se.sel, Sel::Auto(_)) && !has_origin {
-            bail!(
+            let e = err!(
                 "sel is \"auto\", which needs the neighbour statistics that --skip-neighbor-stat leaves out"
             );
+            return team.agree(Err(e));
         }
         return Ok(None);
     }
@@ -311,7 +332,7 @@ fn sample_statistics(team: &mut Team, input: &Input, data: &DataSets) -> Result<
             Some(total) => total.merge(sums.clone()),
         });
     }
-    let sums = total.ok_or_else(|| err!("there is no frame to take statistics from"))?;
+    let sums = team.agree(total.ok_or_else(|| err!("there is no frame to take statistics from")))?;
     Ok(Sampled { sums, min_distance, frames })
 }
 
@@ -323,7 +344,7 @@ fn fresh_model(
     neighbors: Option<&NeighborStat>,
 ) -> Result<(Dp, Vec<f64>, f64)> {
     let sampled = sample_statistics(team, input, data)?;
-    let stats = sampled.sums.finish(&input.model)?;
+    let stats = team.agree(sampled.sums.finish(&input.model))?;
     log::info!(
         "RMSE of energy per atom after linear regression is: {} in the unit of energy.",
         sampled.sums.energy_rmse_per_atom(&stats.bias)
@@ -382,7 +403,7 @@ fn shift_bias(
     let everyones = team.gather(&mine)?;
     let size = team.size();
     let predicted: Vec<f64> = (0..sampled.frames.len()).map(|k| everyones[k % size][k / size]).collect();
-    let shift = sampled.sums.bias_shift(&input.model, &predicted)?;
+    let shift = team.agree(sampled.sums.bias_shift(&input.model, &predicted))?;
     log::info!("energy bias {:?} is shifted by {shift:?}", model.stats.bias);
     for (bias, shift) in model.stats.bias.iter_mut().zip(shift) {
         *bias += shift;
