@@ -213,7 +213,8 @@ fn twelve_draws(n: usize, by: &str, threads: &str, reproducible: bool) -> Option
         ("/training/numb_steps", json!(6)),
         ("/training/disp_freq", json!(2)),
     ]);
-    let env = [("OMP_NUM_THREADS", threads), ("PHALANX_COMM", if by.starts_with("mpirun") { "mpi" } else { by })];
+    let env =
+        [("OMP_NUM_THREADS", threads), ("PHALANX_COMM", if by.starts_with("mpirun") { "mpi" } else { by })];
     let jobs = match by {
         "shm" | "tcp" => place.by_hand(n, "train input.json", &env),
         mpirun => vec![place.launched(&format!("{mpirun} -n {n}"), "train input.json", &env)?],
@@ -279,7 +280,8 @@ fn the_learning_rate_is_scaled_as_the_input_and_the_command_line_say() {
         let mut jobs = place.by_hand(3, &format!("{train} input.json"), &[]);
         jobs.iter_mut().for_each(succeed);
         let rate = place.curve()[0].1;
-        assert!((rate - 0.001 * scale).abs() < 1e-4 * rate, "{train} {rule:?}: {rate}");
+        // The learning curve shows two digits.
+        assert!((rate - 0.001 * scale).abs() < 0.03 * rate, "{train} {rule:?}: {rate}");
         let line = jobs[0].lines_with("learning rate is scaled by").next();
         assert_eq!(line.is_some(), scale != 1.0, "{train} {rule:?}: {}", said(&jobs[0]));
         if let Some(line) = line {
@@ -461,6 +463,11 @@ fn strike(pid: i32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
 }
 
+fn gone_already(pid: i32) -> bool {
+    // SAFETY: signal 0 only asks.
+    unsafe { libc::kill(pid, 0) != 0 }
+}
+
 const FAILING: [&str; 4] = [
     "mpirun.openmpi -np 3",
     "mpirun.mpich -launcher=fork -hosts=localhost -np 3",
@@ -521,6 +528,43 @@ fn a_rank_that_dies_or_stops_is_named_by_the_others_within_the_limit() {
 }
 
 #[test]
+fn a_rank_that_dies_at_the_start_or_in_a_save_ends_the_others() {
+    let _turn = my_turn();
+    let changes = [
+        ("/training/numb_steps", json!(100_000_000)),
+        ("/training/disp_freq", json!(1000)),
+        ("/training/save_freq", json!(1)),
+        ("/training/stall_timeout", json!(3)),
+    ];
+    for pause_ms in [0, 10, 20, 40] {
+        let place = Place::new(&changes);
+        let mut jobs = place.by_hand(3, "train input.json", &[]);
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        jobs[1].child.kill().unwrap();
+        let began = Instant::now();
+        for job in &mut jobs {
+            assert!(!job.end(LONG), "{}", said(job));
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        let all = jobs.iter().map(said).collect::<Vec<_>>().join("\n");
+        assert!(all.contains("rank 1"), "after {pause_ms} ms: {all}");
+    }
+    // Rank 0 writes a checkpoint after every step: whenever it dies, it dies beside or in a save.
+    for _ in 0..3 {
+        let place = Place::new(&changes);
+        let mut jobs = place.by_hand(3, "train input.json", &[]);
+        wait_for_training(&place, 3, &mut jobs[0]);
+        jobs[0].child.kill().unwrap();
+        for job in &mut jobs {
+            assert!(!job.end(LONG), "{}", said(job));
+        }
+        assert!(jobs[2].lines_with("rank 0").count() > 0, "{}", said(&jobs[2]));
+        let newest = phalanx::checkpoint::newest_complete(&place.path("model.ckpt")).unwrap().unwrap();
+        assert_eq!(place.checkpoint("model.ckpt").header["step"], json!(newest.1));
+    }
+}
+
+#[test]
 fn a_rank_that_stops_under_a_launcher_ends_the_job() {
     let _turn = my_turn();
     for line in FAILING {
@@ -534,8 +578,16 @@ fn a_rank_that_stops_under_a_launcher_ends_the_job() {
         });
         assert!(named, "{line}: {}", said(&job));
         println!("{line}: SIGSTOP of rank 2: named after {:.1?}", began.elapsed());
+        for (rank, pid) in &ranks[..2] {
+            assert!(gone(*pid), "{line}: rank {rank} is still there");
+        }
+        println!("{line}: SIGSTOP of rank 2: the others ended after {:.1?}", began.elapsed());
+        // Open MPI and Hydra kill a stopped rank at once, horovodrun after 10 s, torchrun after 30 s: cut that short.
+        job.listen(Duration::from_millis(500), |_| false);
+        if !gone_already(ranks[2].1) {
+            strike(ranks[2].1, libc::SIGCONT);
+        }
         assert!(!job.end(LONG), "{line}: the job ended well");
-        println!("{line}: SIGSTOP of rank 2: ended after {:.1?}", began.elapsed());
         for (rank, pid) in ranks {
             assert!(gone(pid), "{line}: rank {rank} is still there");
         }

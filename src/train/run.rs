@@ -10,7 +10,7 @@ use super::team::Team;
 use super::validate::{Validation, shown};
 use crate::checkpoint::Store;
 use crate::checkpoint::writer::Writer;
-use crate::comm::{CommOptions, connect};
+use crate::comm::{CommOptions, connect, rank_zero_is_missing};
 use crate::engine::Engine;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
@@ -50,7 +50,9 @@ pub fn main(options: &RunOptions) -> Result<()> {
         size: launch.size,
     });
     let env = |name: &str| std::env::var(name).ok();
-    let one_tells = |e: crate::Error| if launch.rank == 0 { e } else { e.told_elsewhere() };
+    // What keeps ranks apart keeps all of them apart: rank 0 tells, if there is a rank 0.
+    let one_tells =
+        |e: crate::Error| if launch.rank == 0 || rank_zero_is_missing(&e) { e } else { e.told_elsewhere() };
     let mut comm_options = CommOptions::from_env(&env).map_err(one_tells)?;
     if let (Some(limit), None) = (stall_timeout(&options.input), env("PHALANX_COMM_LIMIT")) {
         comm_options = comm_options.with_limit(limit);
