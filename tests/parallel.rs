@@ -560,7 +560,9 @@ fn a_rank_that_dies_at_the_start_or_in_a_save_ends_the_others() {
         }
         assert!(jobs[2].lines_with("rank 0").count() > 0, "{}", said(&jobs[2]));
         let newest = phalanx::checkpoint::newest_complete(&place.path("model.ckpt")).unwrap().unwrap();
-        assert_eq!(place.checkpoint("model.ckpt").header["step"], json!(newest.1));
+        // The link moves after the file is complete.
+        let linked = place.checkpoint("model.ckpt").header["step"].as_u64().unwrap();
+        assert!(linked == newest.1 || linked + 1 == newest.1, "{linked} and {}", newest.1);
     }
 }
 

@@ -53,7 +53,10 @@ impl Drop for FarLines {
 
 fn keep(waiting: &Mutex<Option<Vec<u8>>>, line: &[u8]) -> Result<()> {
     match lock(waiting).as_mut() {
-        Some(lines) => Ok(lines.extend_from_slice(line)),
+        Some(lines) => {
+            lines.extend_from_slice(line);
+            Ok(())
+        }
         None => Err(err!("the ranks have parted")),
     }
 }

@@ -36,6 +36,9 @@ use std::time::{Duration, Instant};
 
 /// Batches that are prepared ahead of the step.
 const QUEUE_DEPTH: usize = 16;
+/// Launchers end all ranks as soon as one has ended badly. Ranks that cannot be joined cannot wait for each other
+/// either: those with nothing to tell leave rank 0 so much time.
+const TIME_TO_TELL: Duration = Duration::from_secs(1);
 /// Spans of all ranks together in a timeline.
 const TIMELINE_SPANS: usize = 1 << 20;
 
@@ -51,8 +54,13 @@ pub fn main(options: &RunOptions) -> Result<()> {
     });
     let env = |name: &str| std::env::var(name).ok();
     // What keeps ranks apart keeps all of them apart: rank 0 tells, if there is a rank 0.
-    let one_tells =
-        |e: crate::Error| if launch.rank == 0 || rank_zero_is_missing(&e) { e } else { e.told_elsewhere() };
+    let one_tells = |e: crate::Error| {
+        if launch.rank == 0 || rank_zero_is_missing(&e) {
+            return e;
+        }
+        std::thread::sleep(TIME_TO_TELL);
+        e.told_elsewhere()
+    };
     let mut comm_options = CommOptions::from_env(&env).map_err(one_tells)?;
     if let (Some(limit), None) = (stall_timeout(&options.input), env("PHALANX_COMM_LIMIT")) {
         comm_options = comm_options.with_limit(limit);
@@ -60,8 +68,7 @@ pub fn main(options: &RunOptions) -> Result<()> {
     let comm = connect(&launch, &comm_options).map_err(one_tells)?;
     let mut team = Team::new(comm);
     let outcome = team.agree(logging).and_then(|()| train(&mut team, &launch, options));
-    team.part(&outcome)?;
-    outcome
+    team.part(outcome)
 }
 
 /// `training.stall_timeout`, before the input is read properly: the ranks need it to connect.

@@ -125,15 +125,21 @@ impl Team {
         if self.size() == 1 { Ok(()) } else { self.comm.barrier() }
     }
 
-    /// Ends the run in agreement, or tells the others why this rank cannot go on.
-    pub fn part(self, outcome: &Result<()>) -> Result<()> {
+    /// Ends the run in agreement, or tells the user and the others why this rank cannot go on.
+    ///
+    /// Launchers end all ranks as soon as one has ended badly: those with nothing to tell wait for the one that tells.
+    pub fn part(mut self, outcome: Result<()>) -> Result<()> {
         match outcome {
             Ok(()) => self.comm.finish(),
+            Err(e) if self.size() == 1 => Err(e),
+            Err(e) if e.is_told_elsewhere() => {
+                let _ = self.comm.barrier(); // ends when the one that tells has left
+                Err(e)
+            }
             Err(e) => {
-                if !e.is_told_elsewhere() {
-                    self.comm.abort(e.message());
-                }
-                Ok(())
+                crate::report::log::tell_error(&e);
+                self.comm.abort(e.message());
+                Err(e.told_elsewhere())
             }
         }
     }
@@ -162,7 +168,7 @@ mod tests {
                     scope.spawn(move || {
                         let mut team = Team::new(comm);
                         let out = work(&mut team);
-                        let _ = team.part(&Ok(()));
+                        let _ = team.part(Ok(()));
                         out
                     })
                 })
