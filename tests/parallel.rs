@@ -403,7 +403,9 @@ fn a_rank_that_never_comes_is_named() {
 #[test]
 fn a_mistake_of_the_user_is_told_once_and_nothing_is_overwritten() {
     let _turn = my_turn();
-    let cases: [(&str, serde_json::Value, &str, &[(&str, &str)], &str); 5] = [
+    // JSON pointer and value in the input, flags, environment, what the message must name
+    type Mistake<'a> = (&'a str, serde_json::Value, &'a str, &'a [(&'a str, &'a str)], &'a str);
+    let cases: [Mistake; 5] = [
         ("/training/training_data/systems", json!(["a", "no_such_system"]), "", &[], "no_such_system"),
         ("/training/numb_stepz", json!(5), "", &[], "numb_stepz"),
         ("/model/descriptor/sel", json!("auto"), "--skip-neighbor-stat", &[], "sel is \"auto\""),

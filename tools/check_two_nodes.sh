@@ -153,7 +153,7 @@ ends_within() {
     [ -z "$second" ] || { wait "$second"; status_2=$?; }
 }
 
-ranks_left() { ps -eo args | grep -F "$dp" | grep -v -e grep -e check_two_nodes | grep -c "input.json"; }
+ranks_left() { ps -eo args | grep -F "$dp" | grep -v -e grep -e check_two_nodes | grep -c "train.log input.json"; }
 no_rank_left() { for _ in $(seq 50); do [ "$(ranks_left)" = 0 ] && return 0; sleep 0.1; done; return 1; }
 both_well() { [ "$status_1" = 0 ] && [ "$status_2" = 0 ]; }
 both_badly() { [ "$status_1" != 0 ] && [ "$status_2" != 0 ]; }
@@ -191,7 +191,7 @@ for launcher in "$@"; do
     ip -n $a link set cable down
     cut=$(date +%s.%N)
     check "no rank is left after the limit and 3 s" timeout $((limit + 3)) bash -c "
-        while ps -eo args | grep -F '$dp' | grep -v -e grep -e bash -e torchrun -e mpirun | grep -q input.json; do sleep 0.1; done"
+        while ps -eo args | grep -F '$dp' | grep -v -e grep -e bash -e torchrun -e mpirun | grep -q 'train.log input.json'; do sleep 0.1; done"
     echo "    the ranks ended $(echo "$(date +%s.%N) - $cut" | bc) s after the cut"
     # Launchers have waits of their own: torchrun's c10d agent for its store, mpirun for its daemon on the other host.
     if ends_within 3; then echo "    the launchers ended too"; else echo "    a launcher waits for the cable"; fi
@@ -202,7 +202,7 @@ for launcher in "$@"; do
     check "the newest checkpoint loads" checkpoint_loads
     grep -h -e "error:" "$work/a.txt" "$work/b.txt" | cut -c1-160 | sed 's/^/    /'
     check "no process stays behind" no_rank_left
-    ps -eo pid,args | grep -F "$dp" | grep input.json | grep -v -e grep -e check_two_nodes | cut -c1-160 | sed 's/^/    left: /'
+    ps -eo pid,args | grep -F "$dp" | grep "train.log input.json" | grep -v -e grep -e check_two_nodes | cut -c1-160 | sed 's/^/    left: /'
     kill_all
 done
 echo "$failures failures"
