@@ -82,7 +82,7 @@ for ((turn = 0; turn < turns; turn++)); do
     done
 done
 
-echo "$(nproc) cores, $(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1); load $(cut -d' ' -f1-3 /proc/loadavg); best of $turns turns of $steps steps"
+echo "$(nproc --all) cores, $(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1); load $(cut -d' ' -f1-3 /proc/loadavg); best of $turns turns of $steps steps"
 echo "| engine | ranks | samples per batch | seconds every 100 batches | samples per second | speed up |"
 echo "|---|---|---|---|---|---|"
 for name in "${names[@]}"; do
