@@ -14,6 +14,7 @@ const WANTS: Wants = Wants {
     virial: true,
     atom_energy: false,
     atom_pref: false,
+    atom_ener_coeff: false,
     numb_fparam: 0,
     numb_aparam: 0,
 };

@@ -8,6 +8,7 @@ pub struct Wants {
     pub virial: bool,
     pub atom_energy: bool,
     pub atom_pref: bool,
+    pub atom_ener_coeff: bool,
     /// Length of `fparam`; 0 means that the model has none.
     pub numb_fparam: usize,
     /// Length of `aparam` for each atom; 0 means that the model has none.
@@ -31,13 +32,14 @@ pub enum Field {
     Virial,
     AtomEnergy,
     AtomPref,
+    AtomEnerCoeff,
     Fparam,
     Aparam,
     RealAtomTypes,
 }
 
 /// Every field, in the order in which files are checked.
-pub const FIELDS: [Field; 10] = [
+pub const FIELDS: [Field; 11] = [
     Field::Coord,
     Field::Cell,
     Field::RealAtomTypes,
@@ -46,6 +48,7 @@ pub const FIELDS: [Field; 10] = [
     Field::Virial,
     Field::AtomEnergy,
     Field::AtomPref,
+    Field::AtomEnerCoeff,
     Field::Fparam,
     Field::Aparam,
 ];
@@ -72,6 +75,7 @@ impl Field {
             Field::Virial => &["virial"],
             Field::AtomEnergy => &["atom_ener", "atomic_ener"],
             Field::AtomPref => &["atom_pref", "atomic_pref"],
+            Field::AtomEnerCoeff => &["atom_ener_coeff"],
             Field::Fparam => &["fparam"],
             Field::Aparam => &["aparam"],
             Field::RealAtomTypes => &["real_atom_types"],
@@ -84,7 +88,7 @@ impl Field {
             Field::Coord | Field::Force => 3 * n_atoms,
             Field::Cell | Field::Virial => 9,
             Field::Energy => 1,
-            Field::AtomEnergy | Field::AtomPref | Field::RealAtomTypes => n_atoms,
+            Field::AtomEnergy | Field::AtomPref | Field::AtomEnerCoeff | Field::RealAtomTypes => n_atoms,
             Field::Fparam => wants.numb_fparam,
             Field::Aparam => wants.numb_aparam * n_atoms,
         }
@@ -109,6 +113,7 @@ impl Field {
             Field::Virial => optional(wants.virial),
             Field::AtomEnergy => optional(wants.atom_energy),
             Field::AtomPref => optional(wants.atom_pref),
+            Field::AtomEnerCoeff => optional(wants.atom_ener_coeff),
             Field::Fparam => must(wants.numb_fparam > 0),
             Field::Aparam => must(wants.numb_aparam > 0),
         }
@@ -117,7 +122,10 @@ impl Field {
     /// Whether whole numbers are accepted. Weights and parameters are often stored as such; a quantity with a
     /// unit that is stored as whole numbers was truncated, or is another file.
     pub fn takes_integers(self) -> bool {
-        matches!(self, Field::RealAtomTypes | Field::AtomPref | Field::Fparam | Field::Aparam)
+        matches!(
+            self,
+            Field::RealAtomTypes | Field::AtomPref | Field::AtomEnerCoeff | Field::Fparam | Field::Aparam
+        )
     }
 
     /// The shape in words, for messages.
@@ -126,7 +134,7 @@ impl Field {
             Field::Coord | Field::Force => "[frames, 3 x atoms]",
             Field::Cell | Field::Virial => "[frames, 9]",
             Field::Energy => "[frames] or [frames, 1]",
-            Field::AtomEnergy | Field::RealAtomTypes => "[frames, atoms]",
+            Field::AtomEnergy | Field::AtomEnerCoeff | Field::RealAtomTypes => "[frames, atoms]",
             Field::AtomPref => "[frames, atoms] or [frames, 3 x atoms]",
             Field::Fparam => "[frames, numb_fparam]",
             Field::Aparam => "[frames, atoms x numb_aparam]",

@@ -31,6 +31,8 @@ pub struct Labels {
     pub atom_energy: Option<Vec<f64>>,
     /// `[n_atoms, 3]` weight of each force component in the prefactored-force loss.
     pub atom_pref: Option<Vec<f64>>,
+    /// `[n_atoms]` c of the energy sum_i c_i E_i that is compared with the label; 1 where absent.
+    pub atom_ener_coeff: Option<Vec<f64>>,
 }
 
 impl Frame {
@@ -41,7 +43,7 @@ impl Frame {
     /// Memory that its arrays hold.
     pub fn bytes(&self) -> usize {
         let labels = &self.labels;
-        let optional = [&labels.force, &labels.atom_energy, &labels.atom_pref];
+        let optional = [&labels.force, &labels.atom_energy, &labels.atom_pref, &labels.atom_ener_coeff];
         let labels: usize = optional.into_iter().flatten().map(Vec::len).sum();
         8 * (self.coord.len() + self.fparam.len() + self.aparam.len() + labels) + 4 * self.types.len()
     }

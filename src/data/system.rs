@@ -118,6 +118,7 @@ impl System {
             Field::Virial => labels.virial = Some(nine(&values)),
             Field::AtomEnergy => labels.atom_energy = Some(values),
             Field::AtomPref => labels.atom_pref = Some(for_each_component(values, self.n_atoms)),
+            Field::AtomEnerCoeff => labels.atom_ener_coeff = Some(values),
             Field::Fparam => frame.fparam = values,
             Field::Aparam => frame.aparam = values,
             Field::RealAtomTypes => frame.types = self.real_types(&values)?.into(),

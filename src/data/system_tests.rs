@@ -13,6 +13,7 @@ const WANTS: Wants = Wants {
     virial: true,
     atom_energy: false,
     atom_pref: false,
+    atom_ener_coeff: false,
     numb_fparam: 0,
     numb_aparam: 0,
 };
@@ -130,11 +131,14 @@ fn parameters_weights_and_atomic_energies_are_read() {
     files.typed("set.000/aparam.npy", &[2, 3], &[1i64, 2, 3, 4, 5, 6], "<i8", Order::C);
     files.npy("set.000/atom_pref.npy", &[2, 3], &ramp(2, 3, 0.0));
     files.npy("set.000/atomic_ener.npy", &[2, 3], &ramp(2, 3, 7.0));
-    let mut wants = Wants { atom_energy: true, atom_pref: true, numb_fparam: 2, numb_aparam: 1, ..WANTS };
+    files.typed("set.000/atom_ener_coeff.npy", &[2, 3], &[1i64, 1, 1, 1, -1, 2], "<i8", Order::C);
+    let labels = Wants { atom_energy: true, atom_pref: true, atom_ener_coeff: true, ..WANTS };
+    let mut wants = Wants { numb_fparam: 2, numb_aparam: 1, ..labels };
     let open = |wants: &Wants| System::open(&files.path(), &names(&["O", "H"]), wants);
     let frame = open(&wants).unwrap().read_frame(1).unwrap();
     assert_eq!((frame.fparam, frame.aparam), (vec![3.0, 4.0], vec![4.0, 5.0, 6.0]));
     assert_eq!(frame.labels.atom_energy.unwrap(), [7.75, 8.0, 8.25]);
+    assert_eq!(frame.labels.atom_ener_coeff.unwrap(), [1.0, -1.0, 2.0]);
     assert_eq!(frame.labels.atom_pref.unwrap(), [0.75, 0.75, 0.75, 1.0, 1.0, 1.0, 1.25, 1.25, 1.25]);
     files.npy("set.000/atom_pref.npy", &[2, 9], &ramp(2, 9, 0.0));
     let frame = open(&wants).unwrap().read_frame(0).unwrap();

@@ -152,17 +152,35 @@ impl View<'_> {
         }
     }
 
+    /// What the energies of atoms are multiplied by before they are added up, where that is not 1.
+    fn coefficients<'a>(&self, frame: &'a Frame) -> Option<&'a [f64]> {
+        if self.options.enable_atom_ener_coeff { frame.labels.atom_ener_coeff.as_deref() } else { None }
+    }
+
     fn energy(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
         let mut sum = Sum { count: self.frames.len() as f64, ..Sum::default() };
         let delta = self.delta(|d| d.energy);
         for (f, frame) in self.frames.iter().enumerate() {
             let per_atom = per_atom(frame);
-            let error = self.out.energy[f] - frame.labels.energy?;
+            let coefficients = self.coefficients(frame);
+            let predicted = match coefficients {
+                None => self.out.energy[f],
+                Some(c) => real_atoms(frame).map(|i| c[i] * self.out.atom_energy[self.first[f] + i]).sum(),
+            };
+            let error = predicted - frame.labels.energy?;
             let (p, slope) = self.extensive(error, per_atom, delta);
             sum.penalty += p / sum.count;
             sum.square += (error * per_atom).powi(2);
             sum.absolute += (error * per_atom).abs();
-            seeds.dl_energy[f] += weight * slope / sum.count;
+            let seed = weight * slope / sum.count;
+            match coefficients {
+                None => seeds.dl_energy[f] += seed,
+                Some(c) => {
+                    for i in real_atoms(frame) {
+                        seeds.dl_atom_energy[self.first[f] + i] += c[i] * seed;
+                    }
+                }
+            }
         }
         Some(sum)
     }
@@ -272,3 +290,7 @@ impl View<'_> {
         Some(sum)
     }
 }
+
+#[cfg(test)]
+#[path = "ener_tests.rs"]
+mod tests;

@@ -3,5 +3,4 @@
 pub mod activation;
 pub mod params;
 pub mod net;
-pub mod random;
 pub mod dp;

@@ -1,7 +1,7 @@
 //! Which frames next, and the queue that prepares them.
 
 pub mod permute; // the order of frames within an epoch
-pub mod torch; // PyTorch's random numbers, as far as DeePMD-kit's statistics depend on them
+pub mod torch; // PyTorch's random numbers, which give DeePMD-kit's initial parameters and frames of the statistics
 pub mod statistics; // the frames that the statistics are taken from
 pub mod draw; // which system and which of its frames, as a function of the seed and the draw number
 pub mod cache; // prepared frames within a budget of bytes
@@ -10,7 +10,7 @@ pub mod queue; // loader threads that read and prepare ahead of the step
 pub use cache::{CacheStats, Prepared};
 pub use draw::{Draw, Pool, Purpose, Sampler};
 pub use queue::{Batch, FrameId, Loaded, Queue, QueueOptions};
-pub use statistics::{DrawnBefore, frames_for_statistics};
+pub use statistics::{frames_for_statistics, global_generator};
 
 #[cfg(test)]
 mod queue_tests;

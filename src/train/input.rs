@@ -131,8 +131,8 @@ fn random_seed() -> u64 {
 impl TrainingOptions {
     fn resolve(section: &Section) -> Result<TrainingOptions> {
         let path = |key: &str| PathBuf::from(section.text(key));
-        for key in ["disp_file", "save_ckpt"] {
-            if section.text(key).is_empty() {
+        for key in ["disp_file", "save_ckpt", "stat_file"] {
+            if section.optional_text(key).is_some_and(|name| name.trim().is_empty()) {
                 return Err(section.error(key, err!("found \"\", wanted the name of a file")));
             }
         }

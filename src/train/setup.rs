@@ -13,17 +13,19 @@ use crate::checkpoint::Checkpoint;
 use crate::data::{Dataset, Frame, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
+use crate::export::stat_file::StatFile;
 use crate::launch::Launch;
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
-use crate::model::dp::draws::unseeded_tensors;
 use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
-use crate::model::dp::statistics::Sums;
+use crate::model::dp::statistics::{Summary, Sums};
 use crate::neighbor::stat::NeighborStat;
-use crate::sample::statistics::{self, DrawnBefore};
+use crate::sample::{frames_for_statistics, global_generator};
 use crate::{Result, bail, err};
 use rayon::prelude::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -159,7 +161,7 @@ impl Origin {
                 let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
                 let (mut model, params) = team.agree(Dp::from_spec(saved))?;
-                let sums = sample_statistics(team, input, data)?;
+                let sums = sample_statistics(team, input, data, Drawn::new(input, data).frames)?;
                 let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
                 if finetune {
                     shift_bias(team, &mut model, &params, &data.training, input, &sums)?;
@@ -178,6 +180,7 @@ pub fn wants(loss: &EnerLossOptions, fitting: &FittingOptions) -> Wants {
         virial: loss.virial.is_used(),
         atom_energy: loss.atom_energy.is_used(),
         atom_pref: loss.atom_pref_force.is_used(),
+        atom_ener_coeff: loss.enable_atom_ener_coeff,
         numb_fparam: fitting.numb_fparam,
         numb_aparam: fitting.numb_aparam,
     }
@@ -296,44 +299,106 @@ struct Sampled {
     frames: Vec<(usize, usize)>,
 }
 
-/// The very frames that DeePMD-kit would take for the same seed, system by system.
-fn frames_for_statistics(input: &Input, data: &DataSets) -> Vec<(usize, usize)> {
-    let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
-    let last_opened = data.validation.as_ref().unwrap_or(&data.training);
-    let before =
-        DrawnBefore { n_loaders: last_opened.systems.len(), tensors: unseeded_tensors(&input.model) };
-    let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
-    let chosen = statistics::frames_for_statistics(&n_frames, sizes, n_batches, input.training.seed, &before);
-    chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k))).collect()
+/// What DeePMD-kit would draw for the same seeds before the first step.
+struct Drawn {
+    params: Vec<f64>,
+    /// System and frame, system by system.
+    frames: Vec<(usize, usize)>,
 }
 
-/// Each rank takes every N-th frame; the sums are added in the order of the frames, whatever N is.
-fn sample_statistics(team: &mut Team, input: &Input, data: &DataSets) -> Result<Sampled> {
-    let frames = frames_for_statistics(input, data);
-    let DescriptorOptions::SeE2A(se) = &input.model.descriptor;
-    let of_frame = |&(s, k): &(usize, usize)| -> Result<(Sums, f64)> {
+impl Drawn {
+    fn new(input: &Input, data: &DataSets) -> Drawn {
+        let last_opened = data.validation.as_ref().unwrap_or(&data.training);
+        let mut generator = global_generator(input.training.seed, last_opened.systems.len());
+        let params = Dp::new(input.model.clone(), DpStatistics::default()).initial_params(&mut generator);
+        let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
+        let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
+        let chosen = frames_for_statistics(&mut generator, &n_frames, sizes, n_batches);
+        let frames = chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k)));
+        Drawn { params, frames: frames.collect() }
+    }
+}
+
+/// What `of_frame` says of each frame, in their order; each rank takes every N-th frame.
+fn of_frames<T: Serialize + DeserializeOwned + Send + Clone>(
+    team: &mut Team,
+    data: &DataSets,
+    frames: &[(usize, usize)],
+    of_frame: impl Fn(&Frame) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let at = |&&(s, k): &&(usize, usize)| {
         let system = &data.training.systems[s];
-        let place = |e: crate::Error| e.at(format!("{}: frame {k}", system.path));
-        let frame = system.read_frame(k)?;
-        let stat = NeighborStat::of(&frame, se.rcut, input.model.type_map.len()).map_err(place)?;
-        Ok((Sums::of(&input.model, &frame).map_err(place)?, stat.min_distance.min(f64::MAX)))
+        of_frame(&system.read_frame(k)?).map_err(|e| e.at(format!("{}: frame {k}", system.path)))
     };
     let own: Vec<_> = frames.iter().skip(team.rank()).step_by(team.size()).collect();
-    let local: Result<Vec<(Sums, f64)>> = own.par_iter().map(|frame| of_frame(frame)).collect();
+    let local: Result<Vec<T>> = own.par_iter().map(at).collect();
     let mine = team.agree(local)?;
     let everyones = team.gather(&mine)?;
-    let mut total: Option<Sums> = None;
-    let mut min_distance = f64::INFINITY;
-    for k in 0..frames.len() {
-        let (sums, distance) = &everyones[k % team.size()][k / team.size()];
-        min_distance = min_distance.min(*distance);
-        total = Some(match total {
-            None => sums.clone(),
-            Some(total) => total.merge(sums.clone()),
-        });
-    }
-    let sums = team.agree(total.ok_or_else(|| err!("there is no frame to take statistics from")))?;
+    let size = team.size();
+    Ok((0..frames.len()).map(|k| everyones[k % size][k / size].clone()).collect())
+}
+
+/// The shortest distance in one frame, as a number that JSON can hold.
+fn shortest_distance(model: &ModelOptions, frame: &Frame) -> Result<f64> {
+    let DescriptorOptions::SeE2A(se) = &model.descriptor;
+    Ok(NeighborStat::of(frame, se.rcut, model.type_map.len())?.min_distance.min(f64::MAX))
+}
+
+/// The sums are added in the order of the frames, whatever the number of ranks is.
+fn sample_statistics(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    frames: Vec<(usize, usize)>,
+) -> Result<Sampled> {
+    let of_frame =
+        |frame: &Frame| Ok((Sums::of(&input.model, frame)?, shortest_distance(&input.model, frame)?));
+    let found = of_frames(team, data, &frames, of_frame)?;
+    let min_distance = found.iter().fold(f64::INFINITY, |least, (_, d)| least.min(*d));
+    let sums = found.into_iter().map(|(sums, _)| sums).reduce(Sums::merge);
+    let sums = team.agree(sums.ok_or_else(|| err!("there is no frame to take statistics from")))?;
     Ok(Sampled { sums, min_distance, frames })
+}
+
+/// The shortest distance among the frames that statistics look at.
+fn sample_distance(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    frames: &[(usize, usize)],
+) -> Result<f64> {
+    let found = of_frames(team, data, frames, |frame| shortest_distance(&input.model, frame))?;
+    Ok(found.into_iter().fold(f64::INFINITY, f64::min))
+}
+
+/// Statistics from `stat_file` where they are there, from the data where not; with the shortest distance seen on
+/// the way. What was missing is added to the file.
+fn load_or_compute_statistics(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    frames: &[(usize, usize)],
+) -> Result<(DpStatistics, Option<f64>)> {
+    let file = input.training.stat_file.as_deref().map(StatFile::new);
+    let known = match &file {
+        Some(file) => team.from_root(|| file.load(&input.model))?,
+        None => Summary::default(),
+    };
+    if known.is_complete() {
+        return Ok((known.finish(&input.model), None));
+    }
+    let sampled = sample_statistics(team, input, data, frames.to_vec())?;
+    let computed = team.agree(sampled.sums.summary(&input.model))?;
+    if let (None, Some((bias, _))) = (&known.output, &computed.output) {
+        log::info!(
+            "RMSE of energy per atom after linear regression is: {} in the unit of energy.",
+            sampled.sums.energy_rmse_per_atom(bias)
+        );
+    }
+    if let Some(file) = &file {
+        team.from_root(|| file.save(&input.model, &computed.clone().beyond(&known)))?;
+    }
+    Ok((known.or(computed).finish(&input.model), Some(sampled.min_distance)))
 }
 
 /// A model with statistics of the data and random parameters.
@@ -343,16 +408,16 @@ fn fresh_model(
     data: &DataSets,
     neighbors: Option<&NeighborStat>,
 ) -> Result<(Dp, Vec<f64>, f64)> {
-    let sampled = sample_statistics(team, input, data)?;
-    let stats = team.agree(sampled.sums.finish(&input.model))?;
-    log::info!(
-        "RMSE of energy per atom after linear regression is: {} in the unit of energy.",
-        sampled.sums.energy_rmse_per_atom(&stats.bias)
-    );
+    let drawn = Drawn::new(input, data);
+    let (stats, sampled_distance) = load_or_compute_statistics(team, input, data, &drawn.frames)?;
+    let min_distance = match (neighbors, sampled_distance) {
+        (Some(stat), _) => stat.min_distance,
+        (None, Some(distance)) => distance,
+        (None, None) => sample_distance(team, input, data, &drawn.frames)?,
+    };
     let stats = as_stored(stats, &input.model);
     let model = Dp::new(input.model.clone(), stats);
-    let params = model.random_params(input.training.seed);
-    Ok((model, params, neighbors.map_or(sampled.min_distance, |stat| stat.min_distance)))
+    Ok((model, drawn.params, min_distance))
 }
 
 /// Statistics in the precision in which a model file stores them, so that a file predicts what was trained.

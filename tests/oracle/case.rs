@@ -9,11 +9,10 @@ use phalanx::engine::{Engine, Prediction, Seeds};
 use phalanx::export::read_model;
 use phalanx::loss::EnerLoss;
 use phalanx::model::dp::Dp;
-use phalanx::model::dp::draws::unseeded_tensors;
 use phalanx::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
 use phalanx::model::dp::statistics::Sums;
 use phalanx::optim::Adam;
-use phalanx::sample::{DrawnBefore, frames_for_statistics};
+use phalanx::sample::{frames_for_statistics, global_generator};
 use phalanx::train::input::{Input, Length};
 use phalanx::{Error, Result, err};
 use serde_json::Value;
@@ -22,6 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Largest deviations that count as agreement, relative to the largest value of an array.
+const INITIAL: f64 = 1e-13;
 const STATISTICS: f64 = 1e-10;
 const PREDICTION: f64 = 1e-10;
 const GRADIENT: f64 = 1e-8;
@@ -162,6 +162,7 @@ impl Case {
             virial: input.loss.virial.is_used(),
             atom_energy: input.loss.atom_energy.is_used(),
             atom_pref: input.loss.atom_pref_force.is_used(),
+            atom_ener_coeff: input.loss.enable_atom_ener_coeff,
             numb_fparam: fitting.numb_fparam,
             numb_aparam: fitting.numb_aparam,
         };
@@ -238,7 +239,7 @@ impl Case {
     }
 
     fn compare(&self, worst: &mut Worst) -> Result<()> {
-        self.statistics(worst)?;
+        self.initial(worst)?;
         let series = EmbeddingMode::Chebyshev { min_distance: self.min_distance };
         self.predict_and_differentiate(&mut ReferenceEngine::new(self.model.clone()), worst)?;
         for mode in [series, EmbeddingMode::Direct] {
@@ -256,17 +257,21 @@ impl Case {
         options
     }
 
-    /// The statistics from the data, by the frames that DeePMD-kit chose. A system that says `nopbc` is open here.
-    fn statistics(&self, worst: &mut Worst) -> Result<()> {
+    /// The model before training: parameters from the seeds, and statistics from the frames that DeePMD-kit chose. A
+    /// system that says `nopbc` is open here.
+    fn initial(&self, worst: &mut Worst) -> Result<()> {
         let options = self.options();
         let systems = &self.training.systems;
-        let before = DrawnBefore {
-            n_loaders: self.n_validation.unwrap_or(systems.len()),
-            tensors: unseeded_tensors(&options),
-        };
+        let n_loaders = self.n_validation.unwrap_or(systems.len());
+        let mut generator = global_generator(self.input.training.seed, n_loaders);
+        let params = Dp::new(options.clone(), Default::default()).initial_params(&mut generator);
+        for view in self.model.table.views() {
+            let (got, want) = (&params[view.range()], &self.params[view.range()]);
+            worst.add("initial", deviation(got, want), INITIAL);
+        }
         let n_frames: Vec<usize> = systems.iter().map(|system| system.n_frames).collect();
-        let (n_batches, seed) = (options.data_stat_nbatch, self.input.training.seed);
-        let chosen = frames_for_statistics(&n_frames, &self.training.batch_sizes, n_batches, seed, &before);
+        let (sizes, n_batches) = (&self.training.batch_sizes, options.data_stat_nbatch);
+        let chosen = frames_for_statistics(&mut generator, &n_frames, sizes, n_batches);
         let mut all: Option<Sums> = None;
         for (system, frames) in systems.iter().zip(chosen) {
             for k in frames {

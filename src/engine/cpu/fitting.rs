@@ -200,21 +200,28 @@ impl<T: Real> Fitting<T> {
             }
         }
         for l in (0..last).rev() {
-            for (group, net) in self.groups.iter_mut().zip(&self.nets) {
-                let shape = &net.layers[l];
-                let n = group.n;
-                let layer = &mut group.layers[l];
-                let de_z = &mut layer.dz[n * shape.n_out..];
-                for r in 0..n {
-                    let at = r * shape.n_out..(r + 1) * shape.n_out;
-                    scaled_product(
-                        &mut de_z[at.clone()],
-                        &layer.de_y[at.clone()],
-                        &layer.d[at],
-                        idt(shape, params),
-                    );
+            let tasks = self.tasks(|_| 1, 1);
+            let io: Vec<_> = self
+                .groups
+                .iter_mut()
+                .map(|g| {
+                    let layer = &mut g.layers[l];
+                    (&layer.de_y[..], &layer.d[..], Parts::new(&mut layer.dz), g.n)
+                })
+                .collect();
+            let nets = &self.nets;
+            pool.run(tasks.len(), |t| {
+                let Task { group, row, rows, .. } = tasks[t];
+                let shape = &nets[group].layers[l];
+                let (de_y, d, dz, n) = &io[group];
+                let width = shape.n_out;
+                // SAFETY: tasks have different rows.
+                let de_z = unsafe { dz.part((n + row) * width, rows * width) };
+                for (r, de_z) in de_z.chunks_exact_mut(width).enumerate() {
+                    let at = (row + r) * width..(row + r + 1) * width;
+                    scaled_product(de_z, &de_y[at.clone()], &d[at], idt(shape, params));
                 }
-            }
+            });
             self.times_weights_transposed(pool, l, Adjoint::Energy);
         }
     }
@@ -336,12 +343,52 @@ impl<T: Real> Fitting<T> {
     pub fn backward(&mut self, pool: &Pool, grad: &mut [T], params: &[T], dl_e: &[Vec<f64>]) {
         self.output_backward(grad, params, dl_e);
         for l in (0..self.n_hidden()).rev() {
-            for (group, net) in self.groups.iter_mut().zip(&self.nets) {
-                layer_adjoints(grad, &mut group.layers[l], &net.layers[l], params, group.n);
-            }
+            self.layer_adjoints(pool, grad, params, l);
             self.times_weights_transposed(pool, l, Adjoint::Loss);
         }
         self.weight_gradients(pool, grad);
+    }
+
+    /// dL/dz of a layer and the gradients of its bias and time step; dE/dz is there from the first pass.
+    fn layer_adjoints(&mut self, pool: &Pool, grad: &mut [T], params: &[T], l: usize) {
+        // All rows of some columns: the sums over rows then belong to one task.
+        let mut jobs = Vec::new();
+        for (group, net) in self.nets.iter().enumerate() {
+            let width = net.layers[l].n_out;
+            jobs.extend((0..width).step_by(COLS).map(|col| (group, col, COLS.min(width - col))));
+        }
+        let grad = Parts::new(grad);
+        let io: Vec<_> = self
+            .groups
+            .iter_mut()
+            .map(|g| {
+                let Layer { f, d, dd, z_dot, de_y, dl_y, dz, .. } = &mut g.layers[l];
+                ([&*f, &*d, &*dd, &*z_dot, &*de_y, &*dl_y], Parts::new(dz), g.n)
+            })
+            .collect();
+        let nets = &self.nets;
+        pool.run(jobs.len(), |j| {
+            let (group, col, cols) = jobs[j];
+            let shape = &nets[group].layers[l];
+            let (inputs, dz, n) = &io[group];
+            let mut sums = [[T::ZERO; COLS]; 2];
+            let [d_idt, d_bias] = sums.each_mut().map(|sum| &mut sum[..cols]);
+            let ones = [T::ONE; COLS];
+            let scale = idt(shape, params).map_or(&ones[..cols], |idt| &idt[col..col + cols]);
+            for r in 0..*n {
+                let at = r * shape.n_out + col;
+                // SAFETY: jobs have different columns.
+                let dl_z = unsafe { dz.part(at, cols) };
+                let [f, d, dd, z_dot, de_y, dl_y] = inputs.map(|x| &x[at..at + cols]);
+                adjoint_row(dl_z, d_idt, d_bias, dl_y, de_y, [f, d, dd], z_dot, scale);
+            }
+            for (place, sum) in [(shape.idt, &sums[0]), (shape.b, &sums[1])] {
+                if let Some(place) = place {
+                    // SAFETY: as above.
+                    unsafe { grad.part(place + col, cols) }.copy_from_slice(&sum[..cols]);
+                }
+            }
+        });
     }
 
     fn output_backward(&mut self, grad: &mut [T], params: &[T], dl_e: &[Vec<f64>]) {
@@ -487,36 +534,8 @@ fn tangent_task<T: Real>(
     }
 }
 
-/// dL/dz of a layer and the gradients of its bias and time step; dE/dz is there from the first pass.
-fn layer_adjoints<T: Real>(grad: &mut [T], layer: &mut Layer<T>, shape: &LayerShape, params: &[T], n: usize) {
-    let width = shape.n_out;
-    let ones = vec![T::ONE; width];
-    let scale = idt(shape, params).unwrap_or(&ones);
-    let mut d_idt = vec![T::ZERO; width];
-    let mut d_bias = vec![T::ZERO; width];
-    for r in 0..n {
-        let at = r * width..(r + 1) * width;
-        adjoint_row(
-            &mut layer.dz[at.clone()],
-            &mut d_idt,
-            &mut d_bias,
-            &layer.dl_y[at.clone()],
-            &layer.de_y[at.clone()],
-            [&layer.f[at.clone()], &layer.d[at.clone()], &layer.dd[at.clone()]],
-            &layer.z_dot[at],
-            scale,
-        );
-    }
-    if let Some(range) = shape.idt_range() {
-        grad[range].copy_from_slice(&d_idt);
-    }
-    if let Some(range) = shape.b_range() {
-        grad[range].copy_from_slice(&d_bias);
-    }
-}
-
 multiversion! {
-    /// One row of [`layer_adjoints`].
+    /// Part of one row of [`Fitting::layer_adjoints`].
     fn adjoint_row<T: Real>(dl_z: &mut [T], d_idt: &mut [T], d_bias: &mut [T], dl_y: &[T], de_y: &[T], jets: [&[T]; 3], z_dot: &[T], scale: &[T]) {
         let n = dl_z.len();
         let [f, d, dd] = jets.map(|x| &x[..n]);

@@ -17,6 +17,7 @@ pub mod descriptor;
 pub mod direct;
 pub mod fitting;
 mod vacuum;
+pub mod laps;
 mod blocks;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use blocks::{Batch, Buffers};
 use chebyshev::{Plan, Series, TERMS};
 use fitting::Fitting;
 use frame::{CpuFrame, empty_slot};
+use laps::{Laps, Stage};
 use pool::Pool;
 use real::Real;
 use std::sync::{Arc, RwLock};
@@ -59,6 +61,8 @@ pub struct CpuEngine<T> {
     buffers: Buffers<T>,
     weights: Vec<T>,
     gradient: Vec<T>,
+    /// Where the time goes.
+    pub laps: Laps,
 }
 
 impl<T: Real> CpuEngine<T> {
@@ -84,6 +88,7 @@ impl<T: Real> CpuEngine<T> {
             buffers: Buffers::default(),
             weights: Vec::new(),
             gradient: Vec::new(),
+            laps: Laps::default(),
             model,
         })
     }
@@ -163,6 +168,7 @@ impl<T: Real> Engine for CpuEngine<T> {
     }
 
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrame<T>]) {
+        self.laps.start();
         let plan = self.expand(params);
         let weights = T::view(params, &mut self.weights);
         self.buffers.resize(&self.model, batch, plan.as_ref());
@@ -171,26 +177,38 @@ impl<T: Real> Engine for CpuEngine<T> {
             self.buffers.stack_coefficients(&self.model, plan, &self.series);
         }
         self.fitting.resize(&batch.group_sizes());
+        self.laps.lap(Stage::Series);
         blocks::describe(&self.pool, &batch, &mut self.buffers, &mut self.fitting);
+        self.laps.lap(Stage::Describe);
         self.fitting.forward(&self.pool, weights);
-        self.fitting.backward_input(&self.pool, weights);
-        blocks::differentiate(&self.pool, &batch, &mut self.buffers, &self.fitting);
         self.vacuum.forward(&self.model, params, &batch.extra_inputs());
+        self.laps.lap(Stage::FittingForward);
+        self.fitting.backward_input(&self.pool, weights);
+        self.laps.lap(Stage::FittingBackward);
+        blocks::differentiate(&self.pool, &batch, &mut self.buffers, &self.fitting);
+        self.laps.lap(Stage::Differentiate);
         blocks::collect(&self.pool, out, &batch, &self.buffers, &self.fitting, &self.vacuum);
+        self.laps.lap(Stage::Collect);
     }
 
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
+        self.laps.start();
         let plan = self.plan();
         let weights = T::view(params, &mut self.weights);
         let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
         blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);
+        self.laps.lap(Stage::Tangent);
         self.fitting.tangent(&self.pool, weights);
+        self.laps.lap(Stage::FittingTangent);
         let dl_e = batch.energy_seeds(seeds);
         let gradient = T::target(grad, &mut self.gradient);
         self.fitting.backward(&self.pool, gradient, weights, &dl_e);
         T::deliver(grad, &self.gradient);
         self.vacuum.backward_add(grad, &self.model, params, &dl_e);
+        self.laps.lap(Stage::FittingReverse);
         blocks::adjoint(&self.pool, &batch, &mut self.buffers, &self.fitting);
+        self.laps.lap(Stage::Adjoint);
         blocks::embedding_gradient(&self.pool, grad, &batch, &mut self.buffers, &self.series);
+        self.laps.lap(Stage::Embedding);
     }
 }

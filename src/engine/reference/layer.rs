@@ -165,15 +165,16 @@ mod tests {
     use crate::model::activation::Activation;
     use crate::model::net::HiddenSpec;
     use crate::model::params::ParamTable;
-    use crate::model::random::Normal;
+    use crate::sample::torch::Generator;
 
     fn net(activation: Activation) -> (NetShape, Vec<f64>) {
         let mut table = ParamTable::default();
         let spec =
             HiddenSpec { n_in: 3, neuron: &[3, 6, 5], activation, resnet_dt: true, trainable: &[true; 3] };
         let shape = NetShape::hidden(&mut table, "net", spec).with_output(&mut table, "net", 2, true);
-        let mut normal = Normal::new(3, 0);
-        (shape, (0..table.len()).map(|_| 0.6 * normal.draw()).collect())
+        let mut params = vec![0.0; table.len()];
+        Generator::new(3).normal_f64(&mut params, 0.0, 0.6);
+        (shape, params)
     }
 
     fn dot(a: &[f64], b: &[f64]) -> f64 {

@@ -5,6 +5,6 @@ pub mod spec;
 pub mod model;
 pub mod geometry;
 pub mod statistics;
-pub mod draws;
+mod init; // the parameters before the first step
 
 pub use model::Dp;

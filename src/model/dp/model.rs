@@ -4,7 +4,6 @@ use super::options::{DescriptorOptions, ModelOptions, SeE2AOptions};
 use super::spec::{DpModel, DpStatistics, Layer, Net, descriptor_net_index};
 use crate::model::net::{HiddenSpec, LayerShape, NetShape, Shortcut};
 use crate::model::params::ParamTable;
-use crate::model::random::Normal;
 use crate::{Result, bail};
 
 /// Everything about a model but the values of its parameters.
@@ -100,24 +99,6 @@ impl Dp {
     /// Index of the embedding net for neighbours of type `neighbor` around a centre of type `center`.
     pub fn embedding_net(&self, center: usize, neighbor: usize) -> usize {
         descriptor_net_index(self.descriptor().type_one_side, self.n_types(), center, neighbor)
-    }
-
-    /// Random parameters as DeePMD-kit draws them: weights N(0, 1/(n_in + n_out)), biases N(0, 1), time steps N(0.1, 0.001).
-    pub fn random_params(&self, training_seed: u64) -> Vec<f64> {
-        let mut params = vec![0.0; self.table.len()];
-        let descriptor_seed = self.descriptor().seed.unwrap_or(training_seed);
-        let fitting_seed = self.options.fitting.seed.unwrap_or(training_seed);
-        for (place, view) in self.table.views().iter().enumerate() {
-            let seed = if view.name.starts_with("descriptor") { descriptor_seed } else { fitting_seed };
-            let (mean, deviation) = match view.name.rsplit('.').next() {
-                Some("matrix") => (0.0, 1.0 / ((view.shape[0] + view.shape[1]) as f64).sqrt()),
-                Some("idt") => (0.1, 0.001),
-                _ => (0.0, 1.0),
-            };
-            let mut normal = Normal::new(seed, place as u64);
-            params[view.range()].fill_with(|| mean + deviation * normal.draw());
-        }
-        params
     }
 
     /// Atoms of these types have the energy of a net minus that of the same net with no neighbours at all.

@@ -101,7 +101,7 @@ pub static MODEL: Table = Table {
             .doc("Batches of each system that the statistics of the data look at."),
         Key::new("data_stat_protect", Kind::POSITIVE)
             .default("0.01")
-            .doc("Smallest standard deviation that the statistics may give."),
+            .doc("Smallest standard deviation of frame and atomic parameters that the statistics may give."),
         Key::new("data_bias_nsample", Kind::AT_LEAST_ONE)
             .default("10")
             .ignored("")

@@ -7,6 +7,9 @@ use crate::engine::reference::env;
 use crate::neighbor::NeighborList;
 use crate::{Result, bail};
 
+/// Smallest deviation of a row. `data_stat_protect` is for frame and atomic parameters only, as in DeePMD-kit's PyTorch.
+const SMALLEST_ROW: f64 = 0.01;
+
 /// Sums that give a mean and a standard deviation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Moments {
@@ -135,28 +138,20 @@ impl Sums {
 
     /// Means, deviations and the energy bias by least squares.
     pub fn finish(&self, options: &ModelOptions) -> Result<DpStatistics> {
+        Ok(self.summary(options)?.finish(options))
+    }
+
+    /// What is kept of the sums: the energy bias by least squares in place of all energies.
+    pub fn summary(&self, options: &ModelOptions) -> Result<Summary> {
         let n_types = options.type_map.len();
-        let DescriptorOptions::SeE2A(se) = &options.descriptor;
-        let protect = options.data_stat_protect;
-        let row = |t: usize| {
-            let mean = if se.set_davg_zero { 0.0 } else { self.radial[t].mean() };
-            let (r, a) = (self.radial[t].deviation(protect), self.angular[t].deviation(protect));
-            ([mean, 0.0, 0.0, 0.0], [r, a, a, a])
-        };
-        let (davg, dstd) = (0..n_types).map(row).unzip();
         let bias = self.bias(&options.fitting, n_types)?;
-        let spread = self.spread(&bias, n_types);
-        let mean = |m: &[Moments]| m.iter().map(Moments::mean).collect::<Vec<f64>>();
-        let inverse = |m: &[Moments]| m.iter().map(|m| 1.0 / m.deviation(protect)).collect::<Vec<f64>>();
-        Ok(DpStatistics {
-            davg,
-            dstd,
-            bias,
-            out_std: vec![spread; n_types],
-            fparam_avg: mean(&self.fparam),
-            fparam_inv_std: inverse(&self.fparam),
-            aparam_avg: mean(&self.aparam),
-            aparam_inv_std: inverse(&self.aparam),
+        let spread = vec![self.spread(&bias, n_types); n_types];
+        Ok(Summary {
+            rows: Some(self.radial.iter().copied().zip(self.angular.iter().copied()).collect()),
+            fparam: Some(self.fparam.clone()),
+            aparam: Some(self.aparam.clone()),
+            output: Some((bias, spread)),
+            observed: Some((0..n_types).filter(|&t| self.radial[t].count > 0.0).collect()),
         })
     }
 
@@ -222,6 +217,77 @@ impl Sums {
             moments.add((energy - row.iter().zip(bias).map(|(n, b)| n * b).sum::<f64>()) / n);
         }
         (moments.squares / moments.count.max(1.0)).sqrt()
+    }
+}
+
+/// All that the statistics of a model are made from, group by group; `None` where a group is not known.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Summary {
+    /// `[n_types]` of s, and of the other three components together.
+    pub rows: Option<Vec<(Moments, Moments)>>,
+    /// `[numb_fparam]`
+    pub fparam: Option<Vec<Moments>>,
+    /// `[numb_aparam]`
+    pub aparam: Option<Vec<Moments>>,
+    /// `[n_types]` energy bias and spread, eV.
+    pub output: Option<(Vec<f64>, Vec<f64>)>,
+    /// Types that occur. No statistics need them; they are kept for other programs.
+    pub observed: Option<Vec<usize>>,
+}
+
+impl Summary {
+    /// Whether a model can be made of it.
+    pub fn is_complete(&self) -> bool {
+        self.rows.is_some() && self.fparam.is_some() && self.aparam.is_some() && self.output.is_some()
+    }
+
+    /// Each group from here, or from `other` where it is not known.
+    pub fn or(self, other: Summary) -> Summary {
+        Summary {
+            rows: self.rows.or(other.rows),
+            fparam: self.fparam.or(other.fparam),
+            aparam: self.aparam.or(other.aparam),
+            output: self.output.or(other.output),
+            observed: self.observed.or(other.observed),
+        }
+    }
+
+    /// The groups of this one that `known` lacks.
+    pub fn beyond(self, known: &Summary) -> Summary {
+        Summary {
+            rows: self.rows.filter(|_| known.rows.is_none()),
+            fparam: self.fparam.filter(|_| known.fparam.is_none()),
+            aparam: self.aparam.filter(|_| known.aparam.is_none()),
+            output: self.output.filter(|_| known.output.is_none()),
+            observed: self.observed.filter(|_| known.observed.is_none()),
+        }
+    }
+
+    /// Means, deviations and bias of a complete summary.
+    pub fn finish(self, options: &ModelOptions) -> DpStatistics {
+        assert!(self.is_complete(), "statistics were used before all of them were known");
+        let DescriptorOptions::SeE2A(se) = &options.descriptor;
+        let protect = options.data_stat_protect;
+        let row = |(radial, angular): (Moments, Moments)| {
+            let mean = if se.set_davg_zero { 0.0 } else { radial.mean() };
+            let (r, a) = (radial.deviation(SMALLEST_ROW), angular.deviation(SMALLEST_ROW));
+            ([mean, 0.0, 0.0, 0.0], [r, a, a, a])
+        };
+        let (davg, dstd) = self.rows.into_iter().flatten().map(row).unzip();
+        let (bias, out_std) = self.output.unwrap_or_default();
+        let (fparam, aparam) = (self.fparam.unwrap_or_default(), self.aparam.unwrap_or_default());
+        let mean = |m: &[Moments]| m.iter().map(Moments::mean).collect::<Vec<f64>>();
+        let inverse = |m: &[Moments]| m.iter().map(|m| 1.0 / m.deviation(protect)).collect::<Vec<f64>>();
+        DpStatistics {
+            davg,
+            dstd,
+            bias,
+            out_std,
+            fparam_avg: mean(&fparam),
+            fparam_inv_std: inverse(&fparam),
+            aparam_avg: mean(&aparam),
+            aparam_inv_std: inverse(&aparam),
+        }
     }
 }
 

@@ -1,4 +1,7 @@
-//! The random numbers of PyTorch's CPU generator, as far as the choice of frames depends on them.
+//! The random numbers of PyTorch's CPU generator, as far as a model before its first step depends on them.
+
+mod cephes; // logarithm, sine and cosine of float32 in PyTorch's last digits
+mod normal; // tensors of normal numbers
 
 use std::collections::HashMap;
 
@@ -12,17 +15,8 @@ const M: usize = 397;
 pub struct Generator {
     state: [u32; N],
     next: usize,
-    /// Short tensors take normal numbers in pairs; true while the second of a pair waits.
-    normal_waits: bool,
-}
-
-/// A tensor that is filled with normal numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NormalTensor {
-    /// Number of its elements.
-    pub len: usize,
-    /// float64 rather than float32.
-    pub is_double: bool,
+    /// Short tensors take normal numbers in pairs; here the second of a pair waits.
+    waiting_normal: Option<f64>,
 }
 
 impl Generator {
@@ -33,7 +27,7 @@ impl Generator {
             let before = state[i - 1];
             state[i] = (before ^ (before >> 30)).wrapping_mul(1_812_433_253).wrapping_add(i as u32);
         }
-        Generator { state, next: N, normal_waits: false }
+        Generator { state, next: N, waiting_normal: None }
     }
 
     /// The next word.
@@ -58,29 +52,16 @@ impl Generator {
         self.next = 0;
     }
 
-    /// What `Tensor.random_()` writes into an int64: 63 bits of two words, the high one first.
-    pub fn int64(&mut self) -> u64 {
+    /// 64 bits of two words, the high one first.
+    fn two_words(&mut self) -> u64 {
         let high = u64::from(self.word());
         let low = u64::from(self.word());
-        ((high << 32) | low) & (u64::MAX >> 1)
+        (high << 32) | low
     }
 
-    /// Goes past what `Tensor.normal_()` takes for a tensor.
-    pub fn skip_normal(&mut self, tensor: NormalTensor) {
-        // From this length on PyTorch works in blocks of this length; what is left over at the end
-        // is drawn again as a whole block.
-        const BLOCK: usize = 16;
-        let n_words = if tensor.len < BLOCK {
-            let n_new = tensor.len.saturating_sub(usize::from(self.normal_waits));
-            self.normal_waits ^= tensor.len % 2 == 1;
-            n_new.div_ceil(2) * 4 // a pair is made of two doubles
-        } else {
-            let again = if tensor.len.is_multiple_of(BLOCK) { 0 } else { BLOCK };
-            (tensor.len + again) * if tensor.is_double { 2 } else { 1 }
-        };
-        for _ in 0..n_words {
-            self.word();
-        }
+    /// What `Tensor.random_()` writes into an int64: 63 bits.
+    pub fn int64(&mut self) -> u64 {
+        self.two_words() & (u64::MAX >> 1)
     }
 
     /// The first `k` numbers of `torch.randperm(n)`; all `n` where `k` is more.
@@ -102,7 +83,8 @@ impl Generator {
     }
 }
 
-/// One seed from several, as DeePMD-kit mixes the rank with `training.seed`.
+/// One seed from several, as DeePMD-kit mixes places with a seed: the rank with `training.seed`, or a layer and its net
+/// with the seed of their section.
 pub fn mix_seeds(seeds: &[u64]) -> u64 {
     const INIT: u64 = 0x43b0_d7e5;
     const LEFT: u64 = 0xca01_f9dd;
@@ -118,7 +100,6 @@ mod tests {
     //! Golden numbers of PyTorch 2.11.0 on the CPU. `g = torch.Generator(); g.manual_seed(seed)`, then
     //! - `int(torch.empty((), dtype=torch.int64).random_(generator=g))`
     //! - `torch.randperm(n, generator=g)`
-    //! - `torch.empty(len, dtype=...).normal_(generator=g)`
     //!
     //! and of DeePMD-kit 3.2.0: `deepmd.pt.utils.utils.mix_entropy([0, seed])`.
     use super::*;
@@ -165,16 +146,6 @@ mod tests {
             Generator::new(7).permutation(214_748_363, 4),
             [112993252, 117420445, 128500308, 81485129]
         );
-    }
-
-    #[test]
-    fn normal_tensors_take_as_many_words_as_in_torch() {
-        let mut generator = Generator::new(10);
-        let tensors = [(3, true), (16, true), (17, true), (15, false), (33, false), (1, true), (160, false)];
-        for (len, is_double) in tensors {
-            generator.skip_normal(NormalTensor { len, is_double });
-        }
-        assert_eq!(generator.int64(), 8909393519091707540);
     }
 
     #[test]
