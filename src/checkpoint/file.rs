@@ -134,6 +134,13 @@ impl Checkpoint {
         }
     }
 
+    /// The content of a file, e.g. for ranks that do not see the file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.write(&mut bytes).expect("writing to memory does not fail");
+        bytes
+    }
+
     /// Writes head, JSON, arrays and digest.
     pub(super) fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
         let (json, length) = self.index();
@@ -178,7 +185,8 @@ impl Checkpoint {
         Self::parse(&bytes).map_err(|error| error.at(path.display()))
     }
 
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
+    /// Reads the content of a file, which must be complete.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
         let json_length = verify(bytes)?;
         let damaged = |what: String| Error::new(format!("the checkpoint's index is damaged: {what}"));
         let data_end = bytes.len() - DIGEST_BYTES;

@@ -131,11 +131,9 @@ fn unknown_command(name: &str) -> Error {
 }
 
 fn complain(error: &Error) {
-    log::logger().flush();
-    if error.is_told_elsewhere() {
-        return;
+    if !error.is_told_elsewhere() {
+        crate::report::log::tell_error(error);
     }
-    let _ = writeln!(std::io::stderr().lock(), "error: {error}");
 }
 
 /// Writes to standard output. A reader that has seen enough and left is no error.

@@ -9,7 +9,7 @@
 pub mod element;
 pub mod options;
 pub mod pulse;
-mod process;
+pub(crate) mod process;
 mod net;
 mod star;
 mod pairwise;
@@ -107,6 +107,13 @@ pub fn connect(launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communi
         }
     }
     Err(refuse(launch, &tried, None))
+}
+
+/// Whether an error of [`connect`] means that rank 0 is not there, so that it cannot be the one to tell the user.
+pub fn rank_zero_is_missing(error: &Error) -> bool {
+    ["cannot reach rank 0", "rank 0 did not come", "rank 0 cannot be found"]
+        .iter()
+        .any(|sign| error.message().contains(sign))
 }
 
 /// The one message for a job whose ranks cannot be joined.

@@ -72,6 +72,16 @@ impl CommOptions {
         })
     }
 
+    /// With another limit; the warning still comes before it, and nobody is late before it.
+    pub fn with_limit(self, limit: Duration) -> CommOptions {
+        CommOptions {
+            limit,
+            warn_after: self.warn_after.min(limit / 2),
+            late_limit: self.late_limit.max(limit),
+            ..self
+        }
+    }
+
     /// How often a rank gives a sign of life.
     pub fn beat(&self) -> Duration {
         (self.limit / 10).clamp(Duration::from_millis(50), Duration::from_secs(1))

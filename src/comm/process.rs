@@ -56,6 +56,30 @@ pub struct Ancestor {
     pub program: Option<PathBuf>,
 }
 
+impl Ancestor {
+    /// How long ago it started.
+    pub fn age(&self) -> Option<std::time::Duration> {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: plain questions to the system; `now` is ours to write to.
+        let (failed, ticks) = unsafe {
+            (libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now), libc::sysconf(libc::_SC_CLK_TCK))
+        };
+        if failed != 0 || ticks <= 0 {
+            return None;
+        }
+        let seconds = now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9 - self.start as f64 / ticks as f64;
+        std::time::Duration::try_from_secs_f64(seconds).ok()
+    }
+
+    /// Whether a variable is in its environment, as it was when its program began; None where we may not know.
+    pub fn has_variable(&self, name: &str) -> Option<bool> {
+        let environment = std::fs::read(format!("/proc/{}/environ", self.pid)).ok()?;
+        let is_it =
+            |entry: &[u8]| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"="));
+        Some(environment.split(|&byte| byte == 0).any(is_it))
+    }
+}
+
 /// The processes that started us, nearest first.
 pub fn ancestors() -> Vec<Ancestor> {
     let mut found = Vec::new();
@@ -131,6 +155,9 @@ mod tests {
         let first = ancestors().into_iter().next().expect("a test has a parent");
         assert_eq!(first.pid, std::os::unix::process::parent_id());
         assert!(first.start > 0 && !first.name.is_empty());
+        let (young, old) = (std::time::Duration::ZERO, std::time::Duration::from_secs(86_400 * 3650));
+        assert!(first.age().is_some_and(|age| age >= young && age < old), "{:?}", first.age());
+        assert_eq!(first.has_variable("PHALANX_NO_SUCH_VARIABLE"), Some(false));
     }
 
     #[test]

@@ -104,6 +104,13 @@ pub fn set_collector(collector: Collector) {
     }
 }
 
+/// Tells the user why the run ends: `error: ...`, after everything that was logged.
+pub fn tell_error(error: &crate::error::Error) {
+    log::logger().flush();
+    // Nobody is left to tell when the console is gone.
+    let _ = std::io::stderr().lock().write_all(format!("error: {error}\n").as_bytes());
+}
+
 /// Writes a whole line of another rank, newline included, to this rank's file.
 pub fn write_collected(line: &[u8]) {
     if let Some(sink) = LOGGER.read().as_ref() {

@@ -10,7 +10,9 @@ pub mod step; // the recipe of one step
 pub mod validate; // errors on the validation set
 pub mod state; // a run as a checkpoint, and back
 pub mod load; // from a path to a model: model file or checkpoint
+pub mod resume; // what a job goes on from after its launcher has started it again
 pub mod setup; // data, statistics and model before the first step
+pub mod collect; // log lines of other hosts travel to rank 0
 pub mod run; // the loop
 
 pub use options::{RunOptions, Start};

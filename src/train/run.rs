@@ -1,5 +1,6 @@
 //! The loop.
 
+use super::collect::FarLines;
 use super::options::RunOptions;
 use super::setup::{Setup, setup};
 use super::signals::{self, StopRequest};
@@ -9,7 +10,7 @@ use super::team::Team;
 use super::validate::{Validation, shown};
 use crate::checkpoint::Store;
 use crate::checkpoint::writer::Writer;
-use crate::comm::{CommOptions, connect};
+use crate::comm::{CommOptions, connect, rank_zero_is_missing};
 use crate::engine::Engine;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
@@ -21,41 +22,53 @@ use crate::model::dp::options::{Embedding, Precision};
 use crate::optim::Adam;
 use crate::optim::options::{LearningRateOptions, ScaleByWorker};
 use crate::report::lcurve::{Columns, LCurve, ResumeAt, Row};
+use crate::report::log::MpiLog;
 use crate::report::messages::{self, Summary};
 use crate::report::profile::{Phase, Profiler};
 use crate::report::progress::Progress;
 use crate::report::tensorboard::EventWriter;
 use crate::report::timing::Stopwatch;
 use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
-use crate::{Result, bail, err};
+use crate::{Result, err};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Batches that are prepared ahead of the step.
 const QUEUE_DEPTH: usize = 16;
+/// Launchers end all ranks as soon as one has ended badly. Ranks that cannot be joined cannot wait for each other
+/// either: those with nothing to tell leave rank 0 so much time.
+const TIME_TO_TELL: Duration = Duration::from_secs(1);
+/// Spans of all ranks together in a timeline.
+const TIMELINE_SPANS: usize = 1 << 20;
 
 /// Trains a model: `dp train`.
 pub fn main(options: &RunOptions) -> Result<()> {
     let launch = Launch::of_this_process()?;
-    crate::report::log::init(&crate::report::log::LogOptions {
+    let logging = crate::report::log::init(&crate::report::log::LogOptions {
         level: options.log_level,
         path: options.log_path.clone(),
         mode: options.mpi_log,
         rank: launch.rank,
         size: launch.size,
-    })?;
+    });
     let env = |name: &str| std::env::var(name).ok();
-    let mut comm_options = CommOptions::from_env(&env)?;
+    // What keeps ranks apart keeps all of them apart: rank 0 tells, if there is a rank 0.
+    let one_tells = |e: crate::Error| {
+        if launch.rank == 0 || rank_zero_is_missing(&e) {
+            return e;
+        }
+        std::thread::sleep(TIME_TO_TELL);
+        e.told_elsewhere()
+    };
+    let mut comm_options = CommOptions::from_env(&env).map_err(one_tells)?;
     if let (Some(limit), None) = (stall_timeout(&options.input), env("PHALANX_COMM_LIMIT")) {
-        comm_options.limit = limit;
+        comm_options = comm_options.with_limit(limit);
     }
-    let one_tells = |e: crate::Error| if launch.rank == 0 { e } else { e.told_elsewhere() };
     let comm = connect(&launch, &comm_options).map_err(one_tells)?;
     let mut team = Team::new(comm);
-    let outcome = train(&mut team, &launch, options);
-    team.part(&outcome)?;
-    outcome
+    let outcome = team.agree(logging).and_then(|()| train(&mut team, &launch, options));
+    team.part(outcome)
 }
 
 /// `training.stall_timeout`, before the input is read properly: the ranks need it to connect.
@@ -68,21 +81,27 @@ fn stall_timeout(input: &Path) -> Option<Duration> {
 fn train(team: &mut Team, launch: &Launch, options: &RunOptions) -> Result<()> {
     team.barrier()?;
     crate::report::log::ranks_connected();
-    let threads = Threads::new(&|name| std::env::var(name).ok(), available_cores(), launch.local_size)?;
+    let threads = Threads::new(&|name| std::env::var(name).ok(), available_cores(), launch.local_size);
+    let threads = team.agree(threads)?;
     // Set-up runs on as many threads as the steps will. The pool exists already where a process trains twice.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.compute).build_global();
-    summary(team, launch, threads)?;
-    let setup = setup(team, options)?;
+    let hosts = team.gather(&launch.host)?;
+    let far_lines = FarLines::new(&hosts, team.rank(), options.mpi_log == MpiLog::Collect);
+    summary(team, launch, &hosts, threads);
+    let setup = setup(team, launch, options)?;
     let fitting = setup.model.options.fitting.precision;
     match (setup.model.descriptor().precision, fitting) {
-        (Precision::Float32, Precision::Float32) => train_with::<f32>(team, threads, options, setup),
-        _ => train_with::<f64>(team, threads, options, setup),
-    }
+        (Precision::Float32, Precision::Float32) => {
+            train_with::<f32>(team, threads, options, setup, &far_lines)
+        }
+        _ => train_with::<f64>(team, threads, options, setup, &far_lines),
+    }?;
+    far_lines.gather(team)
 }
 
-fn summary(team: &mut Team, launch: &Launch, threads: Threads) -> Result<()> {
-    let mut nodes = team.gather(&launch.host)?;
-    nodes.dedup();
+fn summary(team: &Team, launch: &Launch, hosts: &[String], threads: Threads) {
+    let first = |k: &usize| !hosts[..*k].contains(&hosts[*k]);
+    let nodes = (0..hosts.len()).filter(first).map(|k| hosts[k].clone()).collect();
     let cuda_visible_devices = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let summary = Summary {
         world_size: team.size(),
@@ -100,19 +119,25 @@ fn summary(team: &mut Team, launch: &Launch, threads: Threads) -> Result<()> {
     for line in summary.lines() {
         log::info!("{line}");
     }
-    Ok(())
 }
 
 /// Builds the engine and runs the loop.
-fn train_with<T: Real>(team: &mut Team, threads: Threads, options: &RunOptions, setup: Setup) -> Result<()> {
+fn train_with<T: Real>(
+    team: &mut Team,
+    threads: Threads,
+    options: &RunOptions,
+    setup: Setup,
+    far_lines: &FarLines,
+) -> Result<()> {
     let mode = match setup.model.descriptor().embedding {
         Embedding::Chebyshev => EmbeddingMode::Chebyshev { min_distance: setup.min_distance },
         Embedding::Direct => EmbeddingMode::Direct,
     };
     let terms = setup.resumed.as_ref().and_then(|state| state.engine["terms"].as_u64()).map(|k| k as usize);
-    let engine = CpuEngine::<T>::new(setup.model.clone(), threads.compute, mode, terms)?;
+    let engine = CpuEngine::<T>::new(setup.model.clone(), threads.compute, mode, terms);
+    let engine = team.agree(engine)?;
     let mut run = Run::new(team, threads, options, setup, engine)?;
-    let outcome = run.steps(team);
+    let outcome = run.steps(team, far_lines);
     run.finish(team, outcome)
 }
 
@@ -160,7 +185,7 @@ impl<E: Engine> Run<E> {
         mut engine: E,
     ) -> Result<Self> {
         let training = &setup.input.training;
-        let rates = setup.input.learning_rate.for_steps(setup.num_steps)?;
+        let rates = team.agree(setup.input.learning_rate.for_steps(setup.num_steps))?;
         let draws = training.gradient_accumulation;
         let draws_per_step = (draws * team.size()) as u64;
         let rate_scale = rate_scale(&rates, draws_per_step, options.pytorch_conventions);
@@ -185,7 +210,8 @@ impl<E: Engine> Run<E> {
             training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
         let sum = GradientSum::new(setup.params.len(), draws, blocks);
         let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr);
-        let queue = start_queue(team, threads, &setup, &engine, first_draw)?;
+        let queue = start_queue(team, threads, &setup, &engine, first_draw);
+        let queue = team.agree(queue)?;
         let validation = setup.data.validation.clone().map(|data| {
             let cache = training.geometry_cache_bytes as usize / 8;
             Validation::new(data, training.seed, training.numb_btch, cache)
@@ -209,7 +235,7 @@ impl<E: Engine> Run<E> {
             columns,
             order,
             profiler,
-            stop: StopRequest::watch()?,
+            stop: team.agree(StopRequest::watch())?,
             start,
             draws_per_step,
             first_draw,
@@ -222,7 +248,7 @@ impl<E: Engine> Run<E> {
     }
 
     /// All steps, or those until someone asks to stop. Returns the signal that asked.
-    fn steps(&mut self, team: &mut Team) -> Result<Option<i32>> {
+    fn steps(&mut self, team: &mut Team, far_lines: &FarLines) -> Result<Option<i32>> {
         let num_steps = self.setup.num_steps;
         if self.start >= num_steps {
             log::warn!(
@@ -240,7 +266,7 @@ impl<E: Engine> Run<E> {
             let asked = self.stop.requested().is_some();
             let report = self.stepper.step(step, rate, &mut self.queue, team, &self.profiler, asked)?;
             self.training_time += began.elapsed();
-            self.after_step(team, step + 1, rate, &report)?;
+            self.after_step(team, step + 1, rate, &report, far_lines)?;
             if report.stop {
                 log::warn!("asked to stop: finished step {}, saving", step + 1);
                 self.save_unless_saved(team, step + 1)?;
@@ -251,11 +277,19 @@ impl<E: Engine> Run<E> {
     }
 
     /// Displays, records and saves what is due after `done` steps.
-    fn after_step(&mut self, team: &mut Team, done: u64, rate: StepRate, report: &StepReport) -> Result<()> {
+    fn after_step(
+        &mut self,
+        team: &mut Team,
+        done: u64,
+        rate: StepRate,
+        report: &StepReport,
+        far_lines: &FarLines,
+    ) -> Result<()> {
         let training = &self.setup.input.training;
         let (disp_freq, save_freq) = (training.disp_freq, training.save_freq);
         if done == 1 || (disp_freq > 0 && done.is_multiple_of(disp_freq)) {
             self.display(team, done, rate, report)?;
+            far_lines.gather(team)?;
         }
         self.record(done, rate, report)?;
         if let Some(root) = &self.root {
@@ -349,10 +383,7 @@ impl<E: Engine> Run<E> {
         let bytes: Vec<u8> = self.stepper.params.iter().flat_map(|x| x.to_le_bytes()).collect();
         let hashes = team.gather(&xxhash_rust::xxh3::xxh3_64(&bytes))?;
         drop(bytes);
-        let strays: Vec<usize> = (0..hashes.len()).filter(|&r| hashes[r] != hashes[0]).collect();
-        if !strays.is_empty() {
-            bail!("ranks {strays:?} hold other parameters than rank 0 after step {done}; nothing was saved");
-        }
+        team.from_root(|| check_same(&hashes, done))?;
         let draws = self.first_draw + (done - self.start) * self.draws_per_step;
         let state = self.root.as_ref().map(|root| TrainState {
             step: done,
@@ -416,7 +447,9 @@ impl<E: Engine> Run<E> {
 
     fn tell_profile(&mut self, team: &mut Team) -> Result<()> {
         use crate::report::profile::{RankProfile, table, write_timeline};
-        let mine = self.profiler.profile().to_bytes();
+        let mut mine = self.profiler.profile();
+        mine.keep_latest(TIMELINE_SPANS / team.size()); // rank 0 holds all of them at once
+        let mine = mine.to_bytes();
         let ranks: Vec<RankProfile> = team
             .gather_bytes(&mine)?
             .iter()
@@ -432,6 +465,24 @@ impl<E: Engine> Run<E> {
         }
         Ok(())
     }
+}
+
+/// Refuses to go on where ranks hold other parameters than most do. A tie goes to rank 0.
+fn check_same(hashes: &[u64], done: u64) -> Result<()> {
+    let votes = |hash: &u64| hashes.iter().filter(|h| *h == hash).count();
+    let most = hashes.iter().map(votes).max().unwrap_or(0);
+    let Some(right) = hashes.iter().find(|hash| votes(hash) == most) else { return Ok(()) };
+    let strays: Vec<String> =
+        (0..hashes.len()).filter(|&rank| hashes[rank] != *right).map(|rank| rank.to_string()).collect();
+    if strays.is_empty() {
+        return Ok(());
+    }
+    let (s, verb) = if strays.len() == 1 { ("", "holds") } else { ("s", "hold") };
+    Err(err!(
+        "rank{s} {} {verb} other parameters than the rest after step {done}: nothing was saved",
+        strays.join(", ")
+    )
+    .help("memory or a processor of that host may be faulty; restart from the last checkpoint, without that host"))
 }
 
 /// The element-wise mean.
@@ -516,4 +567,19 @@ fn root_files(
     };
     let local = if team.is_root() { open().map(Some) } else { Ok(None) };
     team.agree(local)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_differ_from_the_rest_are_named() {
+        assert!(check_same(&[7, 7, 7], 10).is_ok());
+        let message = |hashes: &[u64]| check_same(hashes, 10).unwrap_err().message().to_string();
+        assert!(message(&[7, 8, 7]).starts_with("rank 1 holds other parameters than the rest after step 10"));
+        assert!(message(&[8, 7, 7]).starts_with("rank 0 holds"), "rank 0 can be the one that is wrong");
+        assert!(message(&[7, 8, 7, 9, 7]).starts_with("ranks 1, 3 hold"));
+        assert!(message(&[7, 8]).starts_with("rank 1 holds"), "a tie goes to rank 0");
+    }
 }

@@ -6,13 +6,16 @@
 use super::input::{Input, Length};
 use super::load::load_model;
 use super::options::{RunOptions, Start};
+use super::resume;
 use super::state::{self, TrainState};
 use super::team::Team;
+use crate::checkpoint::Checkpoint;
 use crate::data::field::Field;
 use crate::data::{Dataset, Frame, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
 use crate::export::stat_file::StatFile;
+use crate::launch::Launch;
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
 use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
@@ -52,9 +55,14 @@ pub struct DataSets {
 }
 
 /// Does everything that comes before the first step.
-pub fn setup(team: &mut Team, options: &RunOptions) -> Result<Setup> {
+pub fn setup(team: &mut Team, launch: &Launch, options: &RunOptions) -> Result<Setup> {
     let (mut input, mut full) = read_input(team, &options.input)?;
-    let origin = load_origin(team, options)?;
+    let save_ckpt = &input.training.save_ckpt;
+    let start = match team.from_root(|| resume::after_failure(launch, save_ckpt))? {
+        Some(path) => Start::Restart(path),
+        None => options.start.clone(),
+    };
+    let origin = load_origin(team, &start)?;
     if let (Some(origin), true) = (&origin, options.use_pretrain_script) {
         input.model = origin.options()?;
         full["model"] = input.model.script.clone();
@@ -67,11 +75,17 @@ pub fn setup(team: &mut Team, options: &RunOptions) -> Result<Setup> {
     };
     let data = DataSets { training, validation };
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
-    resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref())?;
-    let (model, params, min_distance) = match &origin {
+    let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref());
+    team.agree(resolved)?;
+    let (mut model, params, min_distance) = match &origin {
         None => fresh_model(team, options, &input, &data, neighbors.as_ref())?,
-        Some(origin) => origin.model(team, &input, &data, options)?,
+        Some(origin) => origin.model(team, &input, &data, matches!(start, Start::Finetune(_)))?,
     };
+    // The same data gave everyone the same numbers, unless hosts round differently. Rank 0's count.
+    let (stats, min_distance) = team.from_root(|| Ok((model.stats.clone(), min_distance)))?;
+    model.stats = stats;
+    let mut params = params;
+    team.broadcast(&mut params)?;
     let num_steps = num_steps(&input, &data.training, team.size());
     let resumed = match origin {
         Some(Origin::Restart(state)) => Some(*state),
@@ -100,10 +114,15 @@ enum Origin {
     Model(Box<DpModel>),
 }
 
-fn load_origin(team: &mut Team, options: &RunOptions) -> Result<Option<Origin>> {
-    let local = match &options.start {
-        Start::Fresh => Ok(None),
-        Start::Restart(path) => TrainState::load(path).map(|state| Some(Origin::Restart(Box::new(state)))),
+fn load_origin(team: &mut Team, start: &Start) -> Result<Option<Origin>> {
+    let local = match start {
+        Start::Fresh => return Ok(None),
+        Start::Restart(path) => {
+            // Rank 0 wrote it, perhaps where no other host can read it.
+            let bytes = team.bytes_from_root(|| Ok(crate::checkpoint::load(path)?.to_bytes()))?;
+            let state = Checkpoint::parse(&bytes).and_then(|saved| TrainState::from_checkpoint(&saved));
+            state.map(|state| Some(Origin::Restart(Box::new(state)))).map_err(|e| e.at(path.display()))
+        }
         Start::Model(path) | Start::Finetune(path) => {
             load_model(path).map(|model| Some(Origin::Model(Box::new(model))))
         }
@@ -125,7 +144,7 @@ impl Origin {
         team: &mut Team,
         input: &Input,
         data: &DataSets,
-        options: &RunOptions,
+        finetune: bool,
     ) -> Result<(Dp, Vec<f64>, f64)> {
         let same = self.options().and_then(|saved| state::check_same_model(&saved, &input.model));
         team.agree(same)?;
@@ -134,17 +153,18 @@ impl Origin {
                 let model = Dp::new(input.model.clone(), state.stats.clone());
                 let n = model.table.len();
                 if [&state.params, &state.first_moment, &state.second_moment].iter().any(|x| x.len() != n) {
-                    bail!("the checkpoint does not hold the {n} parameters of this model");
+                    let e = err!("the checkpoint does not hold the {n} parameters of this model");
+                    return team.agree(Err(e));
                 }
                 Ok((model, state.params.clone(), state.min_distance))
             }
             Origin::Model(saved) => {
                 let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
-                let (mut model, params) = Dp::from_spec(saved)?;
+                let (mut model, params) = team.agree(Dp::from_spec(saved))?;
                 let sums = sample_statistics(team, input, data, Drawn::new(input, data).frames)?;
                 let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
-                if matches!(options.start, Start::Finetune(_)) {
+                if finetune {
                     shift_bias(team, &mut model, &params, &data.training, input, &sums)?;
                 }
                 Ok((model, params, min_distance))
@@ -216,9 +236,10 @@ fn neighbor_statistics(
     let DescriptorOptions::SeE2A(se) = &model.descriptor;
     if options.skip_neighbor_stat || has_origin {
         if matches!(se.sel, Sel::Auto(_)) && !has_origin {
-            bail!(
+            let e = err!(
                 "sel is \"auto\", which needs the neighbour statistics that --skip-neighbor-stat leaves out"
             );
+            return team.agree(Err(e));
         }
         return Ok(None);
     }
@@ -354,7 +375,7 @@ fn sample_statistics(
     let found = of_frames(team, data, &frames, of_frame)?;
     let min_distance = found.iter().fold(f64::INFINITY, |least, (_, d)| least.min(*d));
     let sums = found.into_iter().map(|(sums, _)| sums).reduce(Sums::merge);
-    let sums = sums.ok_or_else(|| err!("there is no frame to take statistics from"))?;
+    let sums = team.agree(sums.ok_or_else(|| err!("there is no frame to take statistics from")))?;
     Ok(Sampled { sums, min_distance, frames })
 }
 
@@ -386,7 +407,7 @@ fn load_or_compute_statistics(
         return Ok((known.finish(&input.model), None));
     }
     let sampled = sample_statistics(team, input, data, frames.to_vec())?;
-    let computed = sampled.sums.summary(&input.model)?;
+    let computed = team.agree(sampled.sums.summary(&input.model))?;
     if let (None, Some((bias, _))) = (&known.output, &computed.output) {
         log::info!(
             "RMSE of energy per atom after linear regression is: {} in the unit of energy.",
@@ -471,7 +492,7 @@ fn shift_bias(
     let everyones = team.gather(&mine)?;
     let size = team.size();
     let predicted: Vec<f64> = (0..sampled.frames.len()).map(|k| everyones[k % size][k / size]).collect();
-    let shift = sampled.sums.bias_shift(&input.model, &predicted)?;
+    let shift = team.agree(sampled.sums.bias_shift(&input.model, &predicted))?;
     log::info!("energy bias {:?} is shifted by {shift:?}", model.stats.bias);
     for (bias, shift) in model.stats.bias.iter_mut().zip(shift) {
         *bias += shift;

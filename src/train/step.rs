@@ -257,7 +257,7 @@ mod tests {
                 let (mean, stop) = sum.mean(&mut team, rank == size - 1).unwrap();
                 assert!(stop, "one rank's wish is everyone's");
                 let mean = mean.to_vec();
-                team.part(&Ok(())).unwrap();
+                team.part(Ok(())).unwrap();
                 mean
             };
             let handles: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || run(comm))).collect();

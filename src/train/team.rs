@@ -58,6 +58,19 @@ impl Team {
         }
     }
 
+    /// As [`Team::from_root`], for bytes that are many.
+    pub fn bytes_from_root(&mut self, work: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.from_root(|| {
+            bytes = work()?;
+            Ok(())
+        })?;
+        if self.size() > 1 {
+            self.comm.broadcast(0, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
     /// Passes a local result on where every rank succeeded; otherwise everyone fails, and the first that did says why.
     pub fn agree<T>(&mut self, local: Result<T>) -> Result<T> {
         if self.size() == 1 {
@@ -112,15 +125,21 @@ impl Team {
         if self.size() == 1 { Ok(()) } else { self.comm.barrier() }
     }
 
-    /// Ends the run in agreement, or tells the others why this rank cannot go on.
-    pub fn part(self, outcome: &Result<()>) -> Result<()> {
+    /// Ends the run in agreement, or tells the user and the others why this rank cannot go on.
+    ///
+    /// Launchers end all ranks as soon as one has ended badly: those with nothing to tell wait for the one that tells.
+    pub fn part(mut self, outcome: Result<()>) -> Result<()> {
         match outcome {
             Ok(()) => self.comm.finish(),
+            Err(e) if self.size() == 1 => Err(e),
+            Err(e) if e.is_told_elsewhere() => {
+                let _ = self.comm.barrier(); // ends when the one that tells has left
+                Err(e)
+            }
             Err(e) => {
-                if !e.is_told_elsewhere() {
-                    self.comm.abort(e.message());
-                }
-                Ok(())
+                crate::report::log::tell_error(&e);
+                self.comm.abort(e.message());
+                Err(e.told_elsewhere())
             }
         }
     }
@@ -149,7 +168,7 @@ mod tests {
                     scope.spawn(move || {
                         let mut team = Team::new(comm);
                         let out = work(&mut team);
-                        let _ = team.part(&Ok(()));
+                        let _ = team.part(Ok(()));
                         out
                     })
                 })
@@ -177,6 +196,13 @@ mod tests {
             team.from_root(|| Ok(vec![rank as f64 + 0.1, 1.0 / 3.0])).unwrap()
         });
         assert!(results.iter().all(|r| *r == [0.1, 1.0 / 3.0]));
+        let results = in_team(3, |team| {
+            let rank = team.rank();
+            team.bytes_from_root(|| Ok(vec![rank as u8 + 7; 100_000])).unwrap()
+        });
+        assert!(results.iter().all(|r| *r == vec![7; 100_000]));
+        let failed = in_team(2, |team| team.bytes_from_root(|| Err(err!("no file"))).unwrap_err());
+        assert_eq!(failed.iter().filter(|e| !e.is_told_elsewhere()).count(), 1);
     }
 
     #[test]
