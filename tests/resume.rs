@@ -306,7 +306,7 @@ fn is_whole(lcurve: &str, last: u64) {
 
 #[test]
 fn killed_at_any_moment_the_run_has_a_checkpoint_and_goes_on() {
-    const STEPS: u64 = 4000;
+    const STEPS: u64 = 20_000;
     let (place, whole) = (Place::with_data(), Place::with_data());
     let mut input = small_input(STEPS, 3);
     input["training"]["max_ckpt_keep"] = json!(2);
@@ -319,7 +319,7 @@ fn killed_at_any_moment_the_run_has_a_checkpoint_and_goes_on() {
     for round in 0..24 {
         let line = if reached > 0 { "train input.json --restart model.ckpt" } else { "train input.json" };
         let mut child = place.start(line);
-        let moment = Duration::from_secs_f64(0.25 + 0.2 * noise.next());
+        let moment = Duration::from_secs_f64(0.05 + 0.15 * noise.next().abs());
         std::thread::sleep(moment);
         if child.try_wait().unwrap().is_none() {
             child.kill().unwrap();

@@ -9,6 +9,9 @@ use super::real::Real;
 use super::simd::{Avx2, Avx512};
 use super::simd::{Isa, Portable, Simd, isa};
 
+/// Rows of B that are asked for ahead of their use.
+const AHEAD: usize = 12;
+
 /// A matrix in memory: element (i, k) is `data[i * row + k * col]`.
 #[derive(Clone, Copy)]
 pub struct Strided<'a, T> {
@@ -201,6 +204,11 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
         let full = last == S::LANES;
         for k in 0..raw.k {
             let row = b.add(k * raw.ldb);
+            // Rows of B are far apart, often on different pages, where the hardware does not look ahead.
+            let ahead = row.wrapping_add(AHEAD * raw.ldb);
+            for v in 0..NV {
+                S::prefetch(ahead.wrapping_add(v * S::LANES));
+            }
             let mut bv = [zero; NV];
             for v in 0..NV {
                 let p = row.add(v * S::LANES);

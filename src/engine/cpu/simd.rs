@@ -103,6 +103,8 @@ pub unsafe trait Simd: Copy {
     /// a * b + c
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    /// Asks for the cache line at `p`, which may lie anywhere.
+    fn prefetch(p: *const Self::T);
 }
 
 /// Plain arrays; the compiler makes of them what the target has.
@@ -147,6 +149,8 @@ macro_rules! portable {
             unsafe fn add(a: [$t; 4], b: [$t; 4]) -> [$t; 4] {
                 std::array::from_fn(|k| a[k] + b[k])
             }
+            #[inline(always)]
+            fn prefetch(_: *const $t) {}
         }
     };
 }
@@ -203,6 +207,11 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn add(a: $v, b: $v) -> $v {
                     unsafe { $add(a, b) }
+                }
+                #[inline(always)]
+                fn prefetch(p: *const $t) {
+                    // SAFETY: a prefetch never faults.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 }
             }
         };
@@ -270,6 +279,11 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn add(a: $v, b: $v) -> $v {
                     unsafe { $add(a, b) }
+                }
+                #[inline(always)]
+                fn prefetch(p: *const $t) {
+                    // SAFETY: a prefetch never faults.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 }
             }
         };
