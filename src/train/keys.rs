@@ -132,7 +132,7 @@ static TRAINING: Table = Table::of(&[
         .default("false")
         .doc("Phalanx only. Whether results are the same bit for bit for every number of ranks and threads."),
     Key::new("geometry_cache", Kind::NOT_NEGATIVE)
-        .default("2048")
+        .default("256")
         .unit("MB")
         .doc("Phalanx only. Memory for prepared frames, which then need not be prepared again."),
     Key::new("stall_timeout", Kind::POSITIVE).default("60").unit("s").doc(
