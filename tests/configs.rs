@@ -93,7 +93,7 @@ fn the_stock_water_input_is_read_as_meant() {
     assert_eq!(training.validation_data.as_ref().map(|d| &d.batch_size), Some(&BatchSize::Fixed(1)));
     assert_eq!((training.numb_btch, training.seed, training.disp_freq), (3, 10, 100));
     assert_eq!((training.gradient_accumulation, training.reproducible), (1, false));
-    assert_eq!(training.geometry_cache_bytes, 256_000_000);
+    assert_eq!(training.geometry_cache_bytes, 160_000_000);
 }
 
 #[test]

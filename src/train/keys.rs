@@ -132,9 +132,12 @@ static TRAINING: Table = Table::of(&[
         .default("false")
         .doc("Phalanx only. Whether results are the same bit for bit for every number of ranks and threads."),
     Key::new("geometry_cache", Kind::NOT_NEGATIVE)
-        .default("256")
+        .default("160")
         .unit("MB")
-        .doc("Phalanx only. Memory for prepared frames, which then need not be prepared again."),
+        .doc(
+            "Phalanx only. Memory for prepared frames, which then need not be prepared again. A frame grows beyond what was \
+             counted when the embedding series gets more terms.",
+        ),
     Key::new("stall_timeout", Kind::POSITIVE).default("60").unit("s").doc(
         "Phalanx only. A rank that is not heard of for so long ends the run with an error that names it.",
     ),

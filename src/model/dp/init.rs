@@ -39,9 +39,7 @@ impl Dp {
 
     /// Makes initial parameters learn faster: the first embedding layer three times as steep, fitting biases a tenth.
     ///
-    /// As DeePMD-kit draws them, the weights of the first layer are so small that its outputs are nearly straight lines
-    /// in s, and the biases of the fitting net push its neurons into saturation. On the water set of 4,000 steps the
-    /// force error falls from about 0.22 to below 0.19 eV/A with this: docs/performance.md.
+    /// Chosen by the force error on one water set, on two seeds: docs/performance.md has all that was tried.
     pub fn sharpen(&self, params: &mut [f64]) {
         for view in self.table.views() {
             let embedding = view.name.starts_with("descriptor");
