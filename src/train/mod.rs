@@ -6,6 +6,7 @@ pub mod compat; // layouts of former times
 pub mod options; // what the command line says about a run
 pub mod team; // what the ranks do together
 pub mod signals; // SIGTERM and SIGINT finish the step and save
+pub mod learner; // what the loop asks of whatever learns
 pub mod step; // the recipe of one step
 pub mod validate; // errors on the validation set
 pub mod state; // a run as a checkpoint, and back
@@ -13,7 +14,10 @@ pub mod load; // from a path to a model: model file or checkpoint
 pub mod resume; // what a job goes on from after its launcher has started it again
 pub mod setup; // data, statistics and model before the first step
 pub mod collect; // log lines of other hosts travel to rank 0
-pub mod run; // the loop
+pub mod session; // launcher, log, ranks, threads
+pub mod cpu; // learning on CPU threads
+pub mod run; // the loop, the same for all model families
+pub mod dp; // trains a Deep Potential
 
+pub use dp::main;
 pub use options::{RunOptions, Start};
-pub use run::main;

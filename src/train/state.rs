@@ -35,7 +35,7 @@ pub struct TrainState {
 
 impl TrainState {
     /// The file's content.
-    pub fn to_checkpoint(&self) -> Checkpoint {
+    pub fn into_checkpoint(self) -> Checkpoint {
         let header = json!({
             "kind": KIND,
             "version": 1,
@@ -48,11 +48,11 @@ impl TrainState {
             "lcurve_bytes": self.lcurve_bytes,
         });
         let arrays = [
-            ("params", &self.params),
-            ("first_moment", &self.first_moment),
-            ("second_moment", &self.second_moment),
+            ("params", self.params),
+            ("first_moment", self.first_moment),
+            ("second_moment", self.second_moment),
         ];
-        let arrays = arrays.map(|(name, x)| (name.to_string(), Array::F64(x.clone()))).to_vec();
+        let arrays = arrays.map(|(name, x)| (name.to_string(), Array::F64(x))).to_vec();
         Checkpoint { header, arrays }
     }
 

@@ -1,5 +1,6 @@
 //! One training step: the recipe.
 
+use super::learner::{StepReport, Turn};
 use super::team::Team;
 use crate::engine::{Engine, Prediction, Seeds};
 use crate::loss::{EnerLoss, LossValue};
@@ -22,26 +23,6 @@ pub struct Stepper<E: Engine> {
     seeds: Seeds,
 }
 
-/// What a step tells.
-#[derive(Debug, Clone)]
-pub struct StepReport {
-    /// The loss of each draw of this rank.
-    pub values: Vec<LossValue>,
-    /// Norm of the mean gradient, before it was scaled down.
-    pub gradient_norm: f64,
-    /// Some rank was asked to stop after this step.
-    pub stop: bool,
-}
-
-/// The learning rates of a step.
-#[derive(Debug, Clone, Copy)]
-pub struct StepRate {
-    /// As the schedule says: the prefactors of the loss follow it.
-    pub schedule: f64,
-    /// Scaled by the number of ranks: the optimiser uses it.
-    pub scaled: f64,
-}
-
 impl<E: Engine> Stepper<E> {
     pub fn new(
         engine: E,
@@ -58,13 +39,12 @@ impl<E: Engine> Stepper<E> {
     /// One update of the parameters from `draws` batches of every rank.
     pub fn step(
         &mut self,
-        step: u64,
-        rate: StepRate,
+        turn: &Turn,
         queue: &mut Queue<E::Prepared>,
         team: &mut Team,
         profiler: &Profiler,
-        stop: bool,
     ) -> Result<StepReport> {
+        let Turn { step, rate, stop, .. } = *turn;
         let mut values = Vec::with_capacity(self.sum.draws);
         for draw in 0..self.sum.draws {
             let batch = profiler.time(Phase::DataWait, || queue.next())?; // geometry was prepared on the queue's threads

@@ -1,0 +1,64 @@
+//! What the loop asks of whatever learns: a model family on a kind of device.
+
+use super::team::Team;
+use crate::Result;
+use crate::loss::LossValue;
+use crate::report::profile::Profiler;
+use serde_json::Value;
+
+/// Holds the parameters and everything that changes them.
+///
+/// All ranks call the same functions in the same order; each may hold collectives.
+pub trait Learner {
+    /// One update of the parameters from the batches of every rank.
+    fn step(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<StepReport>;
+
+    /// Mean errors on the validation set at the `display`-th display: the loss's root, then its terms. Empty where
+    /// there is no validation set.
+    fn validate(&mut self, team: &mut Team, display: u64, lr: f64) -> Result<Vec<f64>>;
+
+    /// What a checkpoint holds of it. Waits for all steps so far.
+    fn snapshot(&mut self) -> Result<Snapshot>;
+}
+
+/// One turn of the loop.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn {
+    /// Steps done before this one.
+    pub step: u64,
+    pub rate: StepRate,
+    /// The values of the loss will be looked at; where not, they may be left out of the report.
+    pub wants_values: bool,
+    /// This rank was asked to stop.
+    pub stop: bool,
+}
+
+/// The learning rates of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepRate {
+    /// As the schedule says: the prefactors of the loss follow it.
+    pub schedule: f64,
+    /// Scaled by the number of ranks: the optimiser uses it.
+    pub scaled: f64,
+}
+
+/// What a step tells.
+#[derive(Debug, Clone)]
+pub struct StepReport {
+    /// The loss of each draw of this rank; may be empty where nobody wanted to know.
+    pub values: Vec<LossValue>,
+    /// Norm of the mean gradient, before it was scaled down; NaN where nobody wanted to know.
+    pub gradient_norm: f64,
+    /// Some rank was asked to stop after this step.
+    pub stop: bool,
+}
+
+/// A learner's state on the host.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    pub params: Vec<f64>,
+    pub first_moment: Vec<f64>,
+    pub second_moment: Vec<f64>,
+    /// What else a restart needs to give the same bits.
+    pub engine: Value,
+}
