@@ -33,7 +33,8 @@ pub fn exercise(comm: &mut dyn Communicator) {
     }
 }
 
-fn sums(comm: &mut dyn Communicator, n: usize) {
+/// Sums of `n` numbers of every kind, right and the same bits everywhere.
+pub fn sums(comm: &mut dyn Communicator, n: usize) {
     let (rank, size) = (comm.rank(), comm.size());
     // Not representable exactly, so that another order of summation would show in the last bits.
     let term = |r: usize, i: usize| ((i * 7 + r * 13 + 1) as f64).sqrt() * 0.1;

@@ -1,6 +1,6 @@
 use super::served::Served;
 use super::*;
-use crate::comm::tests::{RANKS, exercise, on_threads};
+use crate::comm::tests::{RANKS, exercise, on_threads, sums};
 use crate::comm::{Communicator, pulse};
 use crate::launch::Launch;
 use std::time::Duration;
@@ -42,6 +42,15 @@ fn shared_memory_found_through_a_store_passes() {
 fn tcp_passes_for_every_number_of_ranks() {
     for &n in RANKS.iter().filter(|&&n| n > 1) {
         on_threads(group(n, "tcp", &CommOptions::default(), connect_tcp), exercise);
+    }
+}
+
+#[test]
+fn many_ranks_exchange_halves_whether_or_not_they_are_a_power_of_two() {
+    for n in [16, 34] {
+        on_threads(group(n, "halves", &CommOptions::default(), connect_tcp), |comm| {
+            [2_100, 70_001].into_iter().for_each(|length| sums(comm, length));
+        });
     }
 }
 
