@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Longer than any job here takes, however busy the machine is.
@@ -226,4 +227,24 @@ fn write_npy(path: &Path, shape: &[usize], values: &[f64]) {
     let mut writer = npyz::WriteOptions::new().default_dtype().shape(&shape).writer(file).begin_nd().unwrap();
     writer.extend(values.iter().copied()).unwrap();
     writer.finish().unwrap();
+}
+
+/// Tests that start ranks take turns.
+pub fn my_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// All that a job printed.
+pub fn said(job: &Job) -> String {
+    job.said.join("\n")
+}
+
+/// Lines that begin with `error:`, whatever a launcher puts in front.
+pub fn errors(jobs: &[Job]) -> usize {
+    let is_error = |line: &&String| {
+        let at = line.find("error: ");
+        at.is_some_and(|at| at == 0 || line[..at].ends_with("] ") || line[..at].ends_with(":"))
+    };
+    jobs.iter().map(|job| job.said.iter().filter(is_error).count()).sum()
 }
