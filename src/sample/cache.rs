@@ -9,6 +9,12 @@ pub trait Prepared: Send + Sync + 'static {
     fn bytes(&self) -> usize;
 }
 
+impl Prepared for crate::data::Frame {
+    fn bytes(&self) -> usize {
+        crate::data::Frame::bytes(self)
+    }
+}
+
 /// How the cache did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {

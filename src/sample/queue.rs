@@ -22,21 +22,21 @@ pub struct FrameId {
     pub frame: usize,
 }
 
-/// A frame, and what the engine made of it.
+/// A frame, and what the engine made of it. Model families have frames of their own kind.
 #[derive(Debug)]
-pub struct Loaded<P> {
+pub struct Loaded<P, F = Frame> {
     pub id: FrameId,
-    pub frame: Frame,
+    pub frame: F,
     pub prepared: P,
 }
 
 /// What one rank works on in one step.
 #[derive(Debug)]
-pub struct Batch<P> {
+pub struct Batch<P, F = Frame> {
     /// Number of the draw, counted over all ranks.
     pub draw: u64,
     pub system: usize,
-    pub frames: Vec<Arc<Loaded<P>>>,
+    pub frames: Vec<Arc<Loaded<P, F>>>,
 }
 
 /// How the queue works.
@@ -53,51 +53,51 @@ pub struct QueueOptions {
     pub size: usize,
 }
 
-type ReadFn = dyn Fn(FrameId) -> Result<Frame> + Send + Sync;
-type PrepareFn<P> = dyn Fn(&Frame) -> Result<P> + Send + Sync;
+type ReadFn<F> = dyn Fn(FrameId) -> Result<F> + Send + Sync;
+type PrepareFn<P, F> = dyn Fn(&F) -> Result<P> + Send + Sync;
 
 /// Delivers prepared batches in the order of the draws. Dropping it stops and joins its threads.
-pub struct Queue<P: Prepared> {
-    shared: Arc<Shared<P>>,
+pub struct Queue<P: Prepared, F: Prepared = Frame> {
+    shared: Arc<Shared<P, F>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared<P> {
-    state: Mutex<State<P>>,
+struct Shared<P, F> {
+    state: Mutex<State<P, F>>,
     /// Woken when a batch is there.
     ready: Condvar,
     /// Woken when a place is free.
     free: Condvar,
     /// Looked at between frames, so that a drop need not wait for a whole batch.
     stop: AtomicBool,
-    cache: Mutex<Lru<FrameId, Arc<Loaded<P>>>>,
-    read: Box<ReadFn>,
-    prepare: Box<PrepareFn<P>>,
+    cache: Mutex<Lru<FrameId, Arc<Loaded<P, F>>>>,
+    read: Box<ReadFn<F>>,
+    prepare: Box<PrepareFn<P, F>>,
     depth: u64,
     stride: u64,
 }
 
-struct State<P> {
+struct State<P, F> {
     sampler: Sampler,
     /// Batches handed to threads so far.
     taken: u64,
     /// Batches handed to the consumer so far.
     delivered: u64,
     /// Finished batches by their place in the order.
-    finished: HashMap<u64, Result<Batch<P>>>,
+    finished: HashMap<u64, Result<Batch<P, F>>>,
     /// Why no batch will come any more.
     broken: Option<Error>,
 }
 
-impl<P: Prepared> Queue<P> {
+impl<P: Prepared, F: Prepared> Queue<P, F> {
     /// Starts the threads. `sampler` stands at the first draw of all ranks; `read` gets a frame from disk and
     /// `prepare` does the engine's part. Both run on the loader threads.
     pub fn start(
         mut sampler: Sampler,
         options: QueueOptions,
-        read: impl Fn(FrameId) -> Result<Frame> + Send + Sync + 'static,
-        prepare: impl Fn(&Frame) -> Result<P> + Send + Sync + 'static,
-    ) -> Result<Queue<P>> {
+        read: impl Fn(FrameId) -> Result<F> + Send + Sync + 'static,
+        prepare: impl Fn(&F) -> Result<P> + Send + Sync + 'static,
+    ) -> Result<Queue<P, F>> {
         assert!(options.threads > 0 && options.depth > 0, "a queue needs a thread and a place");
         assert!(options.rank < options.size, "rank {} of {}", options.rank, options.size);
         sampler.skip(options.rank as u64);
@@ -127,7 +127,7 @@ impl<P: Prepared> Queue<P> {
 
     /// The next batch of this rank. Waits where it is not ready. An error stands where its batch would.
     #[allow(clippy::should_implement_trait)] // It never ends, so it is no iterator.
-    pub fn next(&mut self) -> Result<Batch<P>> {
+    pub fn next(&mut self) -> Result<Batch<P, F>> {
         let mut state = self.shared.lock();
         loop {
             let place = state.delivered;
@@ -149,7 +149,7 @@ impl<P: Prepared> Queue<P> {
     }
 }
 
-impl<P: Prepared> Drop for Queue<P> {
+impl<P: Prepared, F: Prepared> Drop for Queue<P, F> {
     fn drop(&mut self) {
         // The lock orders this after a thread's last look at the flag, so no thread sleeps through it.
         let state = self.shared.lock();
@@ -163,7 +163,7 @@ impl<P: Prepared> Drop for Queue<P> {
     }
 }
 
-impl<P: Prepared> Shared<P> {
+impl<P: Prepared, F: Prepared> Shared<P, F> {
     /// What a loader thread does. Whatever happens, the consumer hears of it.
     fn run(&self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| while self.load_one() {}));
@@ -200,14 +200,14 @@ impl<P: Prepared> Shared<P> {
         Some((place, draw))
     }
 
-    fn load(&self, draw: Draw) -> Result<Batch<P>> {
+    fn load(&self, draw: Draw) -> Result<Batch<P, F>> {
         let Draw { number, system, frames } = draw;
         let load = |frame| self.load_frame(FrameId { system, frame });
         let frames = frames.into_iter().map(load).collect::<Result<_>>()?;
         Ok(Batch { draw: number, system, frames })
     }
 
-    fn load_frame(&self, id: FrameId) -> Result<Arc<Loaded<P>>> {
+    fn load_frame(&self, id: FrameId) -> Result<Arc<Loaded<P, F>>> {
         if self.stopped() {
             bail!("the queue was stopped");
         }
@@ -216,7 +216,7 @@ impl<P: Prepared> Shared<P> {
         }
         let frame = (self.read)(id)?;
         let prepared = (self.prepare)(&frame)?;
-        let bytes = frame.bytes() + prepared.bytes() + size_of::<Loaded<P>>();
+        let bytes = frame.bytes() + prepared.bytes() + size_of::<Loaded<P, F>>();
         let loaded = Arc::new(Loaded { id, frame, prepared });
         self.cache().insert(id, loaded.clone(), bytes);
         Ok(loaded)
@@ -227,11 +227,11 @@ impl<P: Prepared> Shared<P> {
     }
 
     /// Nothing is left half-done under these locks, so a panic elsewhere does not spoil them.
-    fn lock(&self) -> MutexGuard<'_, State<P>> {
+    fn lock(&self) -> MutexGuard<'_, State<P, F>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn cache(&self) -> MutexGuard<'_, Lru<FrameId, Arc<Loaded<P>>>> {
+    fn cache(&self) -> MutexGuard<'_, Lru<FrameId, Arc<Loaded<P, F>>>> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
