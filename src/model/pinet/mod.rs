@@ -1,0 +1,3 @@
+//! PiNet models: atoms and pairs that talk to each other.
+
+pub mod options;
