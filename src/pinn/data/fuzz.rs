@@ -1,0 +1,1 @@
+//! Damaged files give errors: never a panic, never memory that the file does not fill.
