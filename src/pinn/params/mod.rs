@@ -4,7 +4,6 @@ mod tables; // the keys of every block
 mod optimizer; // Adam, its rate and its clipping
 mod write; // params.yml in the folder of the model
 
-pub use optimizer::{Clip, OptimizerOptions, Schedule};
 pub use write::{to_yaml, write_params};
 
 use crate::config::check::{check, did_you_mean, found};
@@ -15,6 +14,7 @@ use crate::model::pinet::options::{
     Act, Basis, BasisType, CutoffType, DipoleOptions, Gamma, ModelOptions, NetworkKind, PinetOptions, Pool,
     PotentialOptions, Wiring,
 };
+use crate::optim::keras_adam::KerasAdamOptions;
 use crate::{bail, err};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ pub struct Params {
     pub model_dir: PathBuf,
     pub network: PinetOptions,
     pub model: ModelOptions,
-    pub optimizer: OptimizerOptions,
+    pub optimizer: KerasAdamOptions,
     /// `parallel: true`: the run is meant for several processes.
     pub parallel: bool,
     /// Number type of the network (Phalanx only); PiNN's is float32.
@@ -70,8 +70,8 @@ impl Params {
             network: resolve_network(&blocks, style).map_err(at)?,
             model: resolve_model(&blocks, style).map_err(at)?,
             optimizer: match style {
-                Wiring::Master => OptimizerOptions::keras(top.get("optimizer"), file)?,
-                Wiring::Fork => OptimizerOptions::fork(&blocks.model()),
+                Wiring::Master => optimizer::keras(top.get("optimizer"), file)?,
+                Wiring::Fork => optimizer::fork(&blocks.model()),
             },
             parallel: top.bool("parallel"),
             precision: if top.text("precision") == "float64" {

@@ -1,6 +1,7 @@
 //! Both styles of params.yml.
 
 use super::*;
+use crate::optim::keras_adam::{Clip, Rate};
 
 fn read(text: &str) -> Result<Params> {
     Params::from_value(value::parse(text, "yml").unwrap(), "params.yml")
@@ -41,7 +42,7 @@ fn the_newer_style_is_read_with_its_defaults() {
     assert_eq!((model.max_energy, model.max_force), (Some(10.0), None));
     assert_eq!(params.optimizer.clip, Clip::Global(0.01));
     assert_eq!(params.optimizer.epsilon, 1e-7);
-    assert!((params.optimizer.schedule.at(50_000) - 5e-5 * 0.994f64.sqrt()).abs() < 1e-18);
+    assert!((params.optimizer.rate.at(50_000) - 5e-5 * 0.994f64.sqrt()).abs() < 1e-18);
 }
 
 #[test]
@@ -51,8 +52,8 @@ fn a_file_of_names_alone_has_every_default() {
     assert_eq!(params.model, ModelOptions::Potential(PotentialOptions::new(Wiring::Master)));
     assert_eq!(params.model_dir, Path::new("model"));
     assert_eq!((params.precision, params.atom_types_given), (Precision::Float32, false));
-    assert_eq!(params.optimizer.clip, Clip::PerVariable(0.01));
-    assert!((params.optimizer.schedule.at(5_000) - 3e-4 * 0.994f64.sqrt()).abs() < 1e-18);
+    assert_eq!(params.optimizer.clip, Clip::Variable(0.01));
+    assert!((params.optimizer.rate.at(5_000) - 3e-4 * 0.994f64.sqrt()).abs() < 1e-18);
     let params = read("network: {name: PiNet2}\nmodel: {name: dipole_model}\n").unwrap();
     assert_eq!(params.network, PinetOptions::new(Wiring::Master, NetworkKind::PiNet2));
     assert_eq!(params.model, ModelOptions::Dipole(DipoleOptions::new(Wiring::Master)));
@@ -67,8 +68,8 @@ fn the_style_of_the_fork_is_read_with_its_defaults() {
     assert!(model.use_e_per_sqrt);
     assert_eq!(model.max_force, Some(5.0));
     assert_eq!((params.optimizer.epsilon, params.optimizer.clip), (1e-8, Clip::Global(0.01)));
-    assert_eq!(params.optimizer.schedule.at(9), 1e-4);
-    assert!((params.optimizer.schedule.at(20) - 1e-4 * 0.49).abs() < 1e-18, "in stairs");
+    assert_eq!(params.optimizer.rate.at(9), 1e-4);
+    assert!((params.optimizer.rate.at(20) - 1e-4 * 0.49).abs() < 1e-18, "in stairs");
     let params = read("network: pinet\n").unwrap();
     assert_eq!(params.network, PinetOptions::new(Wiring::Fork, NetworkKind::PiNet));
     assert_eq!(params.model, ModelOptions::Potential(PotentialOptions::new(Wiring::Fork)));
@@ -76,9 +77,9 @@ fn the_style_of_the_fork_is_read_with_its_defaults() {
         read("network: pinet\nmodel: dipole_model\nmodel_params: {use_decay: false, use_norm_clip: false}\n");
     let params = params.unwrap();
     assert_eq!(params.model, ModelOptions::Dipole(DipoleOptions::new(Wiring::Fork)));
-    assert_eq!(params.optimizer.schedule, Schedule::Constant(3e-4));
+    assert_eq!(params.optimizer.rate, Rate::Constant(3e-4));
     assert_eq!(params.optimizer.clip, Clip::None);
-    assert_eq!(params.optimizer.schedule.scaled(4.0).at(100), 1.2e-3);
+    assert_eq!(params.optimizer.rate.scaled(4.0).at(100), 1.2e-3);
 }
 
 #[test]
@@ -86,10 +87,10 @@ fn keras_optimisers_are_read_by_name_or_with_constant_rates() {
     let base = "network: {name: PiNet}\nmodel: {name: potential_model}\noptimizer: ";
     let optimizer = |text: &str| read(&format!("{base}{text}\n")).map(|p| p.optimizer);
     let plain = optimizer("Adam").unwrap();
-    assert_eq!((plain.schedule, plain.clip), (Schedule::Constant(1e-3), Clip::None));
+    assert_eq!((plain.rate, plain.clip), (Rate::Constant(1e-3), Clip::None));
     let some =
         optimizer("{class_name: adam, config: {learning_rate: 0.01, clipvalue: 2, beta_1: 0.5}}").unwrap();
-    assert_eq!((some.schedule, some.clip, some.beta_1), (Schedule::Constant(0.01), Clip::Value(2.0), 0.5));
+    assert_eq!((some.rate, some.clip, some.beta1), (Rate::Constant(0.01), Clip::Value(2.0), 0.5));
     assert!(optimizer("EKF").unwrap_err().message().contains("\"EKF\" is not supported"));
     let error = optimizer("{class_name: Adam, config: {lerning_rate: 1}}").unwrap_err().to_string();
     assert!(error.contains("optimizer.config.lerning_rate: unknown key"), "{error}");

@@ -32,7 +32,9 @@ pub fn init(team: &mut Team, params: &mut Params, source: &dyn Source, by_file: 
     let sums = team.agree(sums(source, share))?;
     let all = team.gather(&sums)?;
     let mut elements: Vec<i32> = match options.e_dress.is_empty() {
-        true => all.iter().flat_map(|s| &s.compositions).flat_map(|(c, ..)| c.iter().map(|(z, _)| *z)).collect(),
+        true => {
+            all.iter().flat_map(|s| &s.compositions).flat_map(|(c, ..)| c.iter().map(|(z, _)| *z)).collect()
+        }
         false => options.e_dress.keys().copied().collect(),
     };
     elements.sort_unstable();
@@ -83,7 +85,8 @@ fn sums(source: &dyn Source, (rank, size): (usize, usize)) -> Result<Sums> {
 fn fit(all: &[Sums], elements: &[i32]) -> Vec<f64> {
     let (mut rows, mut energies) = (Vec::new(), Vec::new());
     for (composition, number, energy) in all.iter().flat_map(|s| &s.compositions) {
-        let count = |z: &i32| composition.iter().find(|(other, _)| other == z).map_or(0.0, |(_, n)| *n as f64);
+        let count =
+            |z: &i32| composition.iter().find(|(other, _)| other == z).map_or(0.0, |(_, n)| *n as f64);
         rows.extend(elements.iter().map(|z| number.sqrt() * count(z)));
         energies.push(energy / number.sqrt());
     }

@@ -1,7 +1,7 @@
 //! `--early-stop "E_RMSE:10000,F_RMSE:10000"`: no improvement over so many steps ends training.
 
-use crate::error::Result;
 use crate::err;
+use crate::error::Result;
 
 /// The metrics that are watched. All of them must have stood still for long enough.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -28,7 +28,8 @@ impl EarlyStop {
         };
         let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
         let wrong = |part: &str| {
-            err!("--early-stop: \"{part}\" is not a metric and a number of steps").help("for example E_RMSE:10000,F_RMSE:10000")
+            err!("--early-stop: \"{part}\" is not a metric and a number of steps")
+                .help("for example E_RMSE:10000,F_RMSE:10000")
         };
         let watched = parts.map(|part| one(part).ok_or_else(|| wrong(part))).collect::<Result<_>>()?;
         Ok(EarlyStop { watched })

@@ -4,8 +4,10 @@ use super::early_stop::EarlyStop;
 use super::learner::MetricNames;
 use super::state::PinnState;
 use crate::checkpoint::Checkpoint;
+use crate::err;
 use crate::error::{IoContext, Result};
 use crate::report::lcurve::Row;
+use crate::report::number::exp;
 use crate::report::tensorboard::EventWriter;
 use crate::train::learner::{Snapshot, StepRate, StepReport};
 use crate::train::run::Journal;
@@ -35,7 +37,7 @@ impl PinnJournal {
             let names: Vec<&str> = rmse.iter().map(|(name, _)| *name).collect();
             text += &format!("# Step  {}\n", names.join("  "));
         }
-        let values: String = rmse.iter().map(|(_, x)| format!("{} ", crate::report::number::c_exp(*x, 14, 6))).collect();
+        let values: String = rmse.iter().map(|(_, x)| format!("{:>14} ", exp(*x, 6))).collect();
         text += &format!("{done:<9} {values}\n");
         let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&path).io("open", &path)?;
         file.write_all(text.as_bytes()).io("write", &path)
@@ -68,6 +70,12 @@ impl Journal for PinnJournal {
 
     fn evaluated(&mut self, done: u64, values: &[f64]) -> Result<bool> {
         let names = self.names.get().cloned().unwrap_or_default();
+        if let Some(unknown) =
+            self.early_stop.metrics().find(|metric| !names.iter().any(|name| name == metric))
+        {
+            return Err(err!("--early-stop: there is no metric \"{unknown}\"")
+                .help(format!("there are {}", names.join(", "))));
+        }
         let shown: Vec<(&str, f64)> = names.iter().map(String::as_str).zip(values.iter().copied()).collect();
         let line: Vec<String> = shown.iter().map(|(name, x)| format!("{name} = {x:.6e}")).collect();
         log::info!("evaluation after step {done}: {}", line.join(", "));

@@ -95,7 +95,8 @@ impl Learner for PinnLearner {
         // A rank without a batch has nothing to add. Rank 0 always has one.
         let everyones = team.gather(&metrics.sums())?;
         let mut sums = everyones[0].clone();
-        for other in everyones[1..].iter().filter(|other| other.len() == sums.len()) {
+        let n = sums.len();
+        for other in everyones[1..].iter().filter(|other| other.len() == n) {
             sums.iter_mut().zip(other).for_each(|(a, b)| *a += b);
         }
         if !team.is_root() {

@@ -1,5 +1,6 @@
 //! `pinn train`: the loop of [`crate::train`] with a PiNet.
 
+mod options; // what the command line says about a run
 mod structures; // prepared structures with labels, in batches
 mod learner; // one update, errors over the evaluation set
 mod journal; // what rank 0 writes
@@ -8,8 +9,6 @@ mod state; // a run as a checkpoint
 mod dress; // energies of elements, from the data
 
 use crate::checkpoint::{self, Checkpoint};
-use crate::cli::pinn::train::TrainArgs;
-use crate::engine::pinet::cpu::CpuPinet;
 use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
 use crate::error::Result;
 use crate::loss::pinn::PinnLoss;
@@ -30,6 +29,7 @@ use crate::{bail, err};
 use early_stop::EarlyStop;
 use journal::PinnJournal;
 use learner::{Evaluation, MetricNames, PinnLearner};
+pub use options::RunOptions;
 use state::PinnState;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const CACHE_BYTES: usize = 2 << 30;
 const EVALUATION_PAUSE: Duration = Duration::from_secs(600);
 
 /// Trains a network: `pinn train`.
-pub fn main(args: &TrainArgs) -> Result<()> {
+pub fn main(args: &RunOptions) -> Result<()> {
     let session = SessionOptions {
         log_level: args.log_level,
         log_path: args.log_path.clone(),
@@ -66,7 +66,7 @@ struct Setup {
     resumed: Option<PinnState>,
 }
 
-fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
+fn train(team: &mut Team, session: &Session, args: &RunOptions) -> Result<()> {
     let early_stop = team.agree(EarlyStop::parse(args.early_stop.as_deref().unwrap_or("")))?;
     let setup = setup(team, args)?;
     let names = MetricNames::default();
@@ -77,9 +77,12 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
     }
     let scale = team.size() as f64;
     if team.size() > 1 {
-        log::info!("learning rate is scaled by {scale} for {scale} ranks: it starts at {:e}", setup.params.optimizer.schedule.scaled(scale).at(0));
+        log::info!(
+            "learning rate is scaled by {scale} for {scale} ranks: it starts at {:e}",
+            setup.params.optimizer.rate.scaled(scale).at(0)
+        );
     }
-    let schedule = setup.params.optimizer.schedule;
+    let schedule = setup.params.optimizer.rate;
     let plan = Plan {
         num_steps: args.train_steps,
         start,
@@ -116,7 +119,7 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
     Run::new(team, plan, &mut learner, journal, &session.far_lines)?.to_the_end(team)
 }
 
-fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
+fn setup(team: &mut Team, args: &RunOptions) -> Result<Setup> {
     // Every rank reads the small file: it says the same to all, and mistakes are told once.
     let read = Params::read(&args.params).map(|params| match &args.model_dir {
         Some(folder) => params.with_model_dir(folder),
@@ -124,7 +127,9 @@ fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
     });
     let mut params = team.agree(read)?;
     if params.parallel && team.size() == 1 {
-        log::warn!("params.yml says parallel: true, but this is one process: start it with mpirun, torchrun, horovodrun or srun");
+        log::warn!(
+            "params.yml says parallel: true, but this is one process: start it with mpirun, torchrun, horovodrun or srun"
+        );
     }
     let opened = open_training(team, args);
     let (source, by_file) = team.agree(opened)?;
@@ -152,7 +157,7 @@ fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
 }
 
 /// Opens the training set: this rank's files where there are several, or all of them where there is one.
-fn open_training(team: &Team, args: &TrainArgs) -> Result<(Arc<dyn Source>, bool)> {
+fn open_training(team: &Team, args: &RunOptions) -> Result<(Arc<dyn Source>, bool)> {
     let data = DataSet::new(&args.train_ds, &args.fmt)?;
     let by_file = team.size() > 1 && data.n_files() > 1;
     let source = if by_file { data.open_part(team.rank(), team.size())? } else { data.open()? };
@@ -184,19 +189,19 @@ fn resume(team: &mut Team, params: &Params, n_params: usize) -> Result<Option<Pi
 fn learner(
     team: &mut Team,
     session: &Session,
-    args: &TrainArgs,
+    args: &RunOptions,
     setup: &Setup,
     names: &MetricNames,
 ) -> Result<PinnLearner> {
     let (model, loss) = (&setup.model, &setup.loss);
-    let engine = match setup.params.precision {
-        Precision::Float64 => boxed(CpuPinet::<f64>::new(model.clone(), session.threads.compute, loss.wants_forces())),
-        Precision::Float32 => boxed(CpuPinet::<f32>::new(model.clone(), session.threads.compute, loss.wants_forces())),
-    };
+    let engine: Result<Box<dyn PinetEngine>> = Ok(Box::new(
+        crate::engine::pinet::reference::PinetReference::new(model.clone(), loss.wants_forces()),
+    ));
     let engine = team.agree(engine)?;
     let mut params = model.init(setup.params.seed);
     let variables = model.table.views().iter().map(|view| view.range()).collect();
-    let options = setup.params.optimizer.keras_adam(team.size() as f64);
+    let mut options = setup.params.optimizer;
+    options.rate = options.rate.scaled(team.size() as f64);
     let mut adam = KerasAdam::new(options, variables, params.len());
     if let Some(state) = &setup.resumed {
         params.copy_from_slice(&state.params);
@@ -232,7 +237,7 @@ fn boxed(engine: Result<impl PinetEngine + 'static>) -> Result<Box<dyn PinetEngi
 fn start_queue(
     team: &Team,
     session: &Session,
-    args: &TrainArgs,
+    args: &RunOptions,
     setup: &Setup,
 ) -> Result<Queue<Nothing, structures::Structures>> {
     let (units, batch) = setup.training.units();
@@ -244,7 +249,8 @@ fn start_queue(
     // With files of their own, ranks draw from sequences of their own; otherwise they share one.
     let (rank, size, draws) =
         if setup.by_file { (0, 1, draws / team.size() as u64) } else { (team.rank(), team.size(), draws) };
-    let seed = if setup.by_file { setup.params.seed.wrapping_add(team.rank() as u64) } else { setup.params.seed };
+    let seed =
+        if setup.by_file { setup.params.seed.wrapping_add(team.rank() as u64) } else { setup.params.seed };
     let sampler = Sampler::at(pool, seed, Purpose::Training, draws);
     let options = QueueOptions {
         threads: session.threads.loaders,

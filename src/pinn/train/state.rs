@@ -32,8 +32,11 @@ impl PinnState {
             "draws": self.draws,
             "params": self.params_file,
         });
-        let arrays =
-            [("params", self.params), ("first_moment", self.first_moment), ("second_moment", self.second_moment)];
+        let arrays = [
+            ("params", self.params),
+            ("first_moment", self.first_moment),
+            ("second_moment", self.second_moment),
+        ];
         let arrays = arrays.map(|(name, x)| (name.to_string(), Array::F64(x))).to_vec();
         Checkpoint { header, arrays }
     }
@@ -49,8 +52,13 @@ impl PinnState {
         let array = |name: &str| -> Result<Vec<f64>> {
             let x = checkpoint.f64s(name)?;
             if x.len() != n_params {
-                return Err(err!("found {} numbers in {name}, the network has {n_params} parameters", x.len())
-                    .help("the network was changed since: use another model_dir, or the params.yml of this one"));
+                return Err(err!(
+                    "found {} numbers in {name}, the network has {n_params} parameters",
+                    x.len()
+                )
+                .help(
+                    "the network was changed since: use another model_dir, or the params.yml of this one",
+                ));
             }
             Ok(x.to_vec())
         };

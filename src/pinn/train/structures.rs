@@ -55,8 +55,11 @@ impl Batches {
         size: Option<usize>,
     ) -> Result<Self> {
         if size.is_none() && source.batches().is_none() {
-            return Err(crate::err!("{}: structures are stored one by one, and no batch size was given", source.place())
-                .help("give the number of structures of a batch with -b, e.g. -b 10"));
+            return Err(crate::err!(
+                "{}: structures are stored one by one, and no batch size was given",
+                source.place()
+            )
+            .help("give the number of structures of a batch with -b, e.g. -b 10"));
         }
         Ok(Batches { source, model, loss, size })
     }
