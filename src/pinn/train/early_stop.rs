@@ -1,8 +1,5 @@
 //! `--early-stop "E_RMSE:10000,F_RMSE:10000"`: no improvement over so many steps ends training.
 
-use crate::err;
-use crate::error::Result;
-
 /// The metrics that are watched. All of them must have stood still for long enough.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EarlyStop {
@@ -18,21 +15,13 @@ struct Watched {
 }
 
 impl EarlyStop {
-    /// Reads `metric:steps,...`; empty text watches nothing.
-    pub fn parse(text: &str) -> Result<Self> {
-        let one = |part: &str| {
-            let (metric, steps) = part.split_once(':')?;
-            let metric = metric.trim().trim_start_matches("METRICS/").to_string();
-            let steps = steps.trim().parse::<f64>().ok().filter(|s| *s >= 1.0 && *s < 1e18)? as u64;
-            (!metric.is_empty()).then_some(Watched { metric, steps, best: None })
+    /// Watches metrics, each for its number of steps.
+    pub fn new(list: &[(String, u64)]) -> Self {
+        let watched = |(metric, steps): &(String, u64)| {
+            let metric = metric.trim_start_matches("METRICS/").to_string();
+            Watched { metric, steps: *steps, best: None }
         };
-        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-        let wrong = |part: &str| {
-            err!("--early-stop: \"{part}\" is not a metric and a number of steps")
-                .help("for example E_RMSE:10000,F_RMSE:10000")
-        };
-        let watched = parts.map(|part| one(part).ok_or_else(|| wrong(part))).collect::<Result<_>>()?;
-        Ok(EarlyStop { watched })
+        EarlyStop { watched: list.iter().map(watched).collect() }
     }
 
     /// Takes the errors of an evaluation into account. True: none of the watched has improved for long enough.
@@ -59,19 +48,11 @@ mod tests {
 
     #[test]
     fn all_watched_errors_must_stand_still_for_long_enough() {
-        let mut stop = EarlyStop::parse("E_RMSE:20, F_RMSE:1e1").unwrap();
+        let mut stop = EarlyStop::new(&[("METRICS/E_RMSE".into(), 20), ("F_RMSE".into(), 10)]);
         assert!(!stop.enough(10, &[("E_RMSE", 1.0), ("F_RMSE", 2.0)]));
         assert!(!stop.enough(20, &[("E_RMSE", 0.5), ("F_RMSE", 2.5)]));
         assert!(!stop.enough(30, &[("E_RMSE", 0.6), ("F_RMSE", 2.5)]));
         assert!(stop.enough(40, &[("E_RMSE", 0.7), ("F_RMSE", 2.0)]));
         assert!(!EarlyStop::default().enough(1_000_000, &[("E_RMSE", 1.0)]));
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_told() {
-        for text in ["E_RMSE", "E_RMSE:ten", ":5", "E_RMSE:0"] {
-            assert!(EarlyStop::parse(text).unwrap_err().message().contains(text), "{text}");
-        }
-        assert_eq!(EarlyStop::parse("").unwrap(), EarlyStop::default());
     }
 }

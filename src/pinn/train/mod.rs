@@ -1,6 +1,6 @@
 //! `pinn train`: the loop of [`crate::train`] with a PiNet.
 
-mod options; // what the command line says about a run
+mod options; // what the command line says
 mod structures; // prepared structures with labels, in batches
 mod learner; // one update, errors over the evaluation set
 mod journal; // what rank 0 writes
@@ -26,10 +26,12 @@ use crate::train::session::{self, Session, SessionOptions};
 use crate::train::step::GradientSum;
 use crate::train::team::Team;
 use crate::{bail, err};
+pub use options::TrainArgs;
+
 use early_stop::EarlyStop;
 use journal::PinnJournal;
 use learner::{Evaluation, MetricNames, PinnLearner};
-pub use options::RunOptions;
+pub use options::TrainArgs;
 use state::PinnState;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,11 +42,13 @@ use structures::{Batches, Nothing};
 const QUEUE_DEPTH: usize = 16;
 /// Memory for prepared structures where they are kept, which is the default.
 const CACHE_BYTES: usize = 2 << 30;
+/// The evaluation set where none is named, as in PiNN.
+const DEFAULT_EVAL: &str = "eval.yml";
 /// Between two evaluations at least, as PiNN has it; one always follows the last step.
 const EVALUATION_PAUSE: Duration = Duration::from_secs(600);
 
 /// Trains a network: `pinn train`.
-pub fn main(args: &RunOptions) -> Result<()> {
+pub fn main(args: &TrainArgs) -> Result<()> {
     let session = SessionOptions {
         log_level: args.log_level,
         log_path: args.log_path.clone(),
@@ -66,8 +70,8 @@ struct Setup {
     resumed: Option<PinnState>,
 }
 
-fn train(team: &mut Team, session: &Session, args: &RunOptions) -> Result<()> {
-    let early_stop = team.agree(EarlyStop::parse(args.early_stop.as_deref().unwrap_or("")))?;
+fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
+    let early_stop = EarlyStop::new(&args.early_stop);
     let setup = setup(team, args)?;
     let names = MetricNames::default();
     let mut learner = learner(team, session, args, &setup, &names)?;
@@ -119,7 +123,7 @@ fn train(team: &mut Team, session: &Session, args: &RunOptions) -> Result<()> {
     Run::new(team, plan, &mut learner, journal, &session.far_lines)?.to_the_end(team)
 }
 
-fn setup(team: &mut Team, args: &RunOptions) -> Result<Setup> {
+fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
     // Every rank reads the small file: it says the same to all, and mistakes are told once.
     let read = Params::read(&args.params).map(|params| match &args.model_dir {
         Some(folder) => params.with_model_dir(folder),
@@ -133,13 +137,7 @@ fn setup(team: &mut Team, args: &RunOptions) -> Result<Setup> {
     }
     let opened = open_training(team, args);
     let (source, by_file) = team.agree(opened)?;
-    let eval = match &args.eval_ds {
-        Some(name) => {
-            let opened = DataSet::new(name, &args.fmt).and_then(|data| data.open());
-            Some(Arc::<dyn Source>::from(team.agree(opened)?))
-        }
-        None => None,
-    };
+    let eval = team.agree(open_evaluation(args))?;
     if args.init {
         dress::init(team, &mut params, &*source, by_file)?;
     }
@@ -148,7 +146,7 @@ fn setup(team: &mut Team, args: &RunOptions) -> Result<Setup> {
     let batches = |source, size| Batches::new(source, model.clone(), loss.clone(), size);
     let training = team.agree(batches(source, args.batch))?;
     let evaluation = match eval {
-        Some(source) => Some(team.agree(batches(source, args.eval_bs.or(args.batch)))?),
+        Some(source) => Some(team.agree(batches(source, args.eval_batch.or(args.batch)))?),
         None => None,
     };
     let resumed = resume(team, &params, model.n_params())?;
@@ -157,13 +155,26 @@ fn setup(team: &mut Team, args: &RunOptions) -> Result<Setup> {
 }
 
 /// Opens the training set: this rank's files where there are several, or all of them where there is one.
-fn open_training(team: &Team, args: &RunOptions) -> Result<(Arc<dyn Source>, bool)> {
+fn open_training(team: &Team, args: &TrainArgs) -> Result<(Arc<dyn Source>, bool)> {
     let data = DataSet::new(&args.train_ds, &args.fmt)?;
     let by_file = team.size() > 1 && data.n_files() > 1;
     let source = if by_file { data.open_part(team.rank(), team.size())? } else { data.open()? };
     let what = if by_file { "its own files" } else { "all files" };
     log::info!("training set: {} structures from {} ({what})", source.len(), source.place());
     Ok((Arc::from(source), by_file))
+}
+
+/// Opens the evaluation set. The one that is meant when none is named may be missing.
+fn open_evaluation(args: &TrainArgs) -> Result<Option<Arc<dyn Source>>> {
+    if args.eval_ds == DEFAULT_EVAL && !Path::new(DEFAULT_EVAL).exists() {
+        log::warn!(
+            "there is no {DEFAULT_EVAL}, and no -e names other data: training goes on without evaluations"
+        );
+        return Ok(None);
+    }
+    let source = DataSet::new(&args.eval_ds, &args.fmt)?.open()?;
+    log::info!("evaluation set: {} structures from {}", source.len(), source.place());
+    Ok(Some(Arc::from(source)))
 }
 
 /// The newest complete checkpoint of the model's folder; rank 0 reads it for all.
@@ -189,7 +200,7 @@ fn resume(team: &mut Team, params: &Params, n_params: usize) -> Result<Option<Pi
 fn learner(
     team: &mut Team,
     session: &Session,
-    args: &RunOptions,
+    args: &TrainArgs,
     setup: &Setup,
     names: &MetricNames,
 ) -> Result<PinnLearner> {
@@ -237,7 +248,7 @@ fn boxed(engine: Result<impl PinetEngine + 'static>) -> Result<Box<dyn PinetEngi
 fn start_queue(
     team: &Team,
     session: &Session,
-    args: &RunOptions,
+    args: &TrainArgs,
     setup: &Setup,
 ) -> Result<Queue<Nothing, structures::Structures>> {
     let (units, batch) = setup.training.units();
@@ -255,7 +266,7 @@ fn start_queue(
     let options = QueueOptions {
         threads: session.threads.loaders,
         depth: QUEUE_DEPTH,
-        cache_bytes: if args.cache { CACHE_BYTES } else { 0 },
+        cache_bytes: if args.cache && args.preprocess { CACHE_BYTES } else { 0 },
         rank,
         size,
     };

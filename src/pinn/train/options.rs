@@ -3,38 +3,45 @@
 use crate::report::log::MpiLog;
 use std::path::PathBuf;
 
-/// A run, as `pinn train` asks for it.
-#[derive(Debug, Clone)]
-pub struct RunOptions {
-    /// `params.yml`, or the folder of a model.
+/// The command line of `pinn train`, as meant.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainArgs {
+    /// params.yml, or the folder of a model.
     pub params: PathBuf,
-    /// Instead of the `model_dir` of the file.
+    /// Instead of `model_dir` of params.yml.
     pub model_dir: Option<PathBuf>,
-    /// Data sets as [`crate::pinn::data::detect::DataSet`] understands them, and their format.
+    /// The data sets, by name; see [`crate::pinn::data::detect::DataSet::new`].
     pub train_ds: String,
-    pub eval_ds: Option<String>,
+    pub eval_ds: String,
+    /// Their format: `auto`, or a name.
     pub fmt: String,
-    /// Structures of a batch; `None`: batches as they are stored.
+    /// Structures in a batch; `None`: batches as they are stored.
     pub batch: Option<usize>,
-    pub eval_bs: Option<usize>,
-    /// Keep prepared structures in memory.
+    /// Structures in a batch of the evaluation; `None`: as `batch`.
+    pub eval_batch: Option<usize>,
+    /// Whether prepared structures stay in memory.
     pub cache: bool,
-    /// Steps of the whole run.
+    /// Whether neighbour lists are made once, before training.
+    pub preprocess: bool,
+    pub scratch_dir: Option<PathBuf>,
+    /// Steps of the whole run, those before a restart included.
     pub train_steps: u64,
-    /// Batches of an evaluation at most.
+    /// Batches of an evaluation; `None`: all.
     pub eval_steps: Option<u64>,
+    pub shuffle_buffer: usize,
     pub log_every: u64,
     pub ckpt_every: u64,
     pub max_ckpts: usize,
-    /// `metric:steps,...`
-    pub early_stop: Option<String>,
-    /// Work out energies of elements, and the elements, from the data.
+    /// Metrics that end the run when they have not fallen for that many steps.
+    pub early_stop: Vec<(String, u64)>,
+    /// Whether `e_dress` and `atom_types` are fitted to the training data first.
     pub init: bool,
-    /// The same bits for every number of ranks.
-    pub reproducible: bool,
-    /// Measure where the time goes.
+    /// auto, cpu, cuda or cuda:INDEX.
+    pub device: String,
     pub profile: bool,
     pub log_level: log::LevelFilter,
     pub log_path: Option<PathBuf>,
     pub mpi_log: MpiLog,
+    /// The same bits for every number of ranks that share the draws.
+    pub reproducible: bool,
 }
