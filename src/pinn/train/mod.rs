@@ -31,7 +31,6 @@ pub use options::TrainArgs;
 use early_stop::EarlyStop;
 use journal::PinnJournal;
 use learner::{Evaluation, MetricNames, PinnLearner};
-pub use options::TrainArgs;
 use state::PinnState;
 use std::path::Path;
 use std::sync::Arc;
