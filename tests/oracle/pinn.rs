@@ -2,6 +2,7 @@
 
 use crate::case::{Outcome, Worst};
 use crate::pinn_options::Options;
+use phalanx::engine::pinet::cpu::PinetCpu;
 use phalanx::engine::pinet::reference::PinetReference;
 use phalanx::engine::pinet::{PinetEngine, PinetFrame, PinetPrediction, PinetSeeds};
 use phalanx::infer::pinn::{predict_dipole, predict_potential};
@@ -179,7 +180,15 @@ impl Case {
             bail!("{n_arrays} weights in the case, {} in the network", self.model.table.views().len());
         }
         let model = &self.model;
-        self.compare_engine(worst, &|forces| Ok(Box::new(PinetReference::new(model.clone(), forces))))
+        self.compare_engine(worst, &|forces| Ok(Box::new(PinetReference::new(model.clone(), forces))))?;
+        match self.options.float32 {
+            true => self.compare_engine(worst, &|forces| {
+                Ok(Box::new(PinetCpu::<f32>::new(model.clone(), 2, forces)?))
+            }),
+            false => self.compare_engine(worst, &|forces| {
+                Ok(Box::new(PinetCpu::<f64>::new(model.clone(), 2, forces)?))
+            }),
+        }
     }
 
     fn compare_engine(

@@ -9,6 +9,7 @@ pub mod geometry; // directions of pairs
 pub mod pool; // from atoms to structures
 pub mod frame; // a structure with its pairs, prepared once
 pub mod reference;
+pub mod cpu;
 
 pub use frame::PinetFrame;
 
