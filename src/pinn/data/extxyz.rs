@@ -371,7 +371,9 @@ mod tests {
 
     #[test]
     fn plain_xyz_and_free_comments_are_read() {
-        for comment in ["", "i = 3, time = 1.5, E = -17.16", "water \"quoted\" [", "energy of it", "x=[1, \"y"] {
+        for comment in
+            ["", "i = 3, time = 1.5, E = -17.16", "water \"quoted\" [", "energy of it", "x=[1, \"y"]
+        {
             let samples = open(&format!("1\n{comment}\nHe 0 0 0 extra\n\n")).unwrap();
             assert_eq!((samples[0].elems.as_slice(), samples[0].e_data), (&[2][..], None), "{comment}");
         }
@@ -381,7 +383,8 @@ mod tests {
 
     #[test]
     fn quotes_and_brackets_are_understood() {
-        let info = parse_comment(r#"a="x \" y" b='it"s' c=[[1, 2], [3]] d={1 2} "e f" = 3 flag g="" "#).unwrap();
+        let info =
+            parse_comment(r#"a="x \" y" b='it"s' c=[[1, 2], [3]] d={1 2} "e f" = 3 flag g="" "#).unwrap();
         let get = |key: &str| info[key].as_str();
         assert_eq!((get("a"), get("b"), get("c"), get("d")), ("x \" y", "it\"s", "[[1, 2], [3]]", "{1 2}"));
         assert_eq!((get("e f"), info.get("flag"), get("g")), ("3", None, ""));
