@@ -49,7 +49,11 @@ impl Place {
             let rank = rank.to_string();
             let mut command = self.command(Path::new(env!("CARGO_BIN_EXE_pinn")), "", args);
             command.envs([("RANK", &*rank), ("WORLD_SIZE", &size), ("LOCAL_RANK", &rank)]);
-            command.envs([("LOCAL_WORLD_SIZE", &*size), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+            command.envs([
+                ("LOCAL_WORLD_SIZE", &*size),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("MASTER_PORT", &port),
+            ]);
             Job::start(command)
         };
         let jobs: Vec<Job> = (0..n).map(start).collect();
@@ -104,11 +108,14 @@ fn small(rate: f64) -> String {
 fn structures(n: usize, seed: usize) -> String {
     let mut noise = common::Noise(seed as u64 + 17);
     let mut text = String::new();
-    let home: Vec<[f64; 3]> = (0..6).map(|a| [(a % 2) as f64 * 2.0, (a / 2) as f64 * 1.6, (a % 3) as f64]).collect();
+    let home: Vec<[f64; 3]> =
+        (0..6).map(|a| [(a % 2) as f64 * 2.0, (a / 2) as f64 * 1.6, (a % 3) as f64]).collect();
     for _ in 0..n {
         let moved: Vec<Vec<f64>> = (0..6).map(|_| noise.fill(3, 0.2)).collect();
         let energy: f64 = moved.iter().flatten().map(|x| 0.5 * 3.0 * x * x).sum();
-        text += &format!("6\nLattice=\"5 0 0 0 5 0 0 0 5\" Properties=species:S:1:pos:R:3:forces:R:3 energy={energy} pbc=\"T T T\"\n");
+        text += &format!(
+            "6\nLattice=\"5 0 0 0 5 0 0 0 5\" Properties=species:S:1:pos:R:3:forces:R:3 energy={energy} pbc=\"T T T\"\n"
+        );
         for (a, (home, moved)) in home.iter().zip(&moved).enumerate() {
             text += if a % 3 == 0 { "O" } else { "H" };
             (0..3).for_each(|k| text += &format!(" {}", home[k] + moved[k]));
@@ -131,7 +138,9 @@ fn a_network_learns_and_leaves_what_pinns_users_expect() {
     let place = Place::new(&small(3e-3));
     good(&place.alone("train params.yml -t a.xyz,b.xyz -e c.xyz -b 4 --train-steps 1 --ckpt-every 1"));
     let before = evaluations(&place, "model");
-    let job = place.alone("train params.yml -t a.xyz,b.xyz -e c.xyz -b 4 --train-steps 400 --ckpt-every 400 --log-every 100");
+    let job = place.alone(
+        "train params.yml -t a.xyz,b.xyz -e c.xyz -b 4 --train-steps 400 --ckpt-every 400 --log-every 100",
+    );
     good(&job);
     assert_eq!(job.lines_with("continuing after step 1").count(), 1, "{}", job.said.join("\n"));
     let rows = evaluations(&place, "model");
@@ -184,7 +193,12 @@ fn files_are_distributed_over_ranks_and_too_few_are_refused() {
     let line = "train params.yml -b 2 --train-steps 4 --ckpt-every 4";
     let jobs = place.by_hand(3, &format!("{line} -t a.xyz,b.xyz,c.xyz -e c.xyz"));
     jobs.iter().for_each(good);
-    assert_eq!(jobs[0].lines_with("training set: 8 structures from a.xyz (its own files)").count(), 1, "{}", jobs[0].said.join("\n"));
+    assert_eq!(
+        jobs[0].lines_with("training set: 8 structures from a.xyz (its own files)").count(),
+        1,
+        "{}",
+        jobs[0].said.join("\n")
+    );
     let jobs = place.by_hand(3, &format!("{line} -t a.xyz,b.xyz -d other"));
     bad(&jobs[0], &["cannot be"]);
     jobs.iter().for_each(|job| bad(job, &[]));

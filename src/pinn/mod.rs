@@ -4,4 +4,5 @@ pub mod data; // structures with labels, and the formats they are stored in
 pub mod split; // subsets of a data set, as PiNN draws them
 pub mod distribute; // files over ranks
 pub mod params; // params.yml of both styles
+pub mod log; // tables of metrics
 pub mod train; // `pinn train`

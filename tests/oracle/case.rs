@@ -440,7 +440,7 @@ impl Case {
             check(lr, "lr");
             check(value.loss, "loss");
             for term in &value.terms {
-                check(term.value, term.name);
+                check(term.value, &term.name);
             }
             scale_down(&mut grad, self.input.training.gradient_max_norm);
             adam.step(&mut params, &grad, lr, k as u64);

@@ -7,7 +7,7 @@ use super::source::{Joined, Source};
 use super::trr::Trajectory;
 use crate::config::check::{check, count};
 use crate::config::{Key, Kind, Section, Table};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::units::{HARTREE, HARTREE_IN_KJ_MOL, NANOMETRE};
 use crate::{bail, err};
 use serde_json::Value;
@@ -68,10 +68,11 @@ impl Mimic {
     /// Opens the files of a run and holds them against each other.
     pub fn open(files: &MimicFiles, options: MimicOptions) -> Result<Mimic> {
         let topology = Topology::read(&files.mpt)?;
-        let elems = topology.elems().map_err(|e| e.at(files.mpt.display()))?;
+        let at = |e: Error| e.at(files.mpt.display());
         let trajectory = Trajectory::open(&files.trr)?;
         let energies = read_energies(&files.energies)?;
-        let keys = check_frames(&trajectory, elems.len(), files)?;
+        let keys = check_frames(&trajectory, topology.n_atoms().map_err(at)?, files)?;
+        let elems = topology.elems().map_err(at)?;
         let n_frames = trajectory.frames().len() - usize::from(options.drop_last_frame);
         let enough =
             if options.drop_last_frame { energies.len() >= n_frames } else { energies.len() == n_frames };

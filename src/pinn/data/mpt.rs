@@ -75,22 +75,27 @@ impl Topology {
         Ok(Topology { molecules, repeating, definitions })
     }
 
-    /// The atomic number of every atom, in the order of the trajectory.
-    pub fn elems(&self) -> Result<Vec<i32>> {
-        let mut parts = Vec::new();
+    /// The number of atoms. Holds no memory for them, so that a damaged number of copies is harmless.
+    pub fn n_atoms(&self) -> Result<usize> {
         let mut total: u64 = 0;
         for (name, count) in &self.molecules {
-            let elems = self.definition(name)?.elems()?;
-            let atoms = count.checked_mul(elems.len() as u64).and_then(|n| n.checked_add(total));
-            total = match atoms.filter(|n| *n <= MOST_ATOMS) {
+            let atoms = count.checked_mul(self.definition(name)?.number.len() as u64);
+            total = match atoms.and_then(|n| n.checked_add(total)).filter(|n| *n <= MOST_ATOMS) {
                 Some(n) => n,
                 None => bail!("{count} molecules {name}: more than {MOST_ATOMS} atoms"),
             };
-            parts.push((elems, *count));
         }
-        let copies =
-            parts.iter().flat_map(|(elems, count)| (0..*count).flat_map(move |_| elems.iter().copied()));
-        Ok(copies.collect())
+        Ok(total as usize)
+    }
+
+    /// The atomic number of every atom, in the order of the trajectory.
+    pub fn elems(&self) -> Result<Vec<i32>> {
+        let mut elems = Vec::with_capacity(self.n_atoms()?);
+        for (name, count) in &self.molecules {
+            let molecule = self.definition(name)?.elems()?;
+            (0..*count).for_each(|_| elems.extend_from_slice(&molecule));
+        }
+        Ok(elems)
     }
 
     fn definition(&self, name: &str) -> Result<&Molecule> {
@@ -203,6 +208,6 @@ mod tests {
         topology.definitions.pop();
         assert!(topology.elems().unwrap_err().message().contains("SOL is not defined"));
         topology.molecules[0].1 = u64::MAX;
-        assert!(topology.elems().unwrap_err().message().contains("more than"));
+        assert!(topology.n_atoms().unwrap_err().message().contains("more than"));
     }
 }

@@ -176,7 +176,7 @@ impl Sample {
                 bail!("{name} of {len} atoms, but there are {n} elements");
             }
         }
-        for (name, numbers) in self.clone_for_check().labels_mut() {
+        for (name, numbers) in self.labels() {
             if let Some(i) = numbers.iter().position(|x| !x.is_finite()) {
                 bail!("{name}: found {} at number {i}", numbers[i]);
             }
@@ -205,11 +205,24 @@ impl Sample {
         found
     }
 
-    fn clone_for_check(&self) -> Sample {
-        Sample { elems: Vec::new(), coord: Vec::new(), ..self.clone() }
+    /// Every label that is there, as plain numbers.
+    fn labels(&self) -> Vec<(&'static str, &[f64])> {
+        let mut found: Vec<(&'static str, &[f64])> = Vec::new();
+        let mut add = |name, numbers: Option<_>| found.extend(numbers.map(|numbers| (name, numbers)));
+        add("cell", self.cell.as_ref().map(|x| x.as_flattened()));
+        add("e_data", self.e_data.as_ref().map(std::slice::from_ref));
+        add("f_data", self.f_data.as_ref().map(|x| x.as_flattened()));
+        add("s_data", self.s_data.as_ref().map(|x| x.as_flattened()));
+        add("q_data", self.q_data.as_deref());
+        add("d_data", self.d_data.as_ref().map(|x| x.numbers()));
+        add("e_weight", self.e_weight.as_ref().map(std::slice::from_ref));
+        add("f_weights", self.f_weights.as_ref().map(|x| x.as_flattened()));
+        add("d_weight", self.d_weight.as_ref().map(std::slice::from_ref));
+        add("oxidation", self.oxidation.as_deref());
+        found
     }
 
-    /// Every label that is there, as plain numbers.
+    /// The same, to be changed.
     fn labels_mut(&mut self) -> Vec<(&'static str, &mut [f64])> {
         let mut found: Vec<(&'static str, &mut [f64])> = Vec::new();
         let mut add = |name, numbers: Option<_>| found.extend(numbers.map(|numbers| (name, numbers)));
@@ -217,12 +230,12 @@ impl Sample {
         add("e_data", self.e_data.as_mut().map(std::slice::from_mut));
         add("f_data", self.f_data.as_mut().map(|x| x.as_flattened_mut()));
         add("s_data", self.s_data.as_mut().map(|x| x.as_flattened_mut()));
-        add("q_data", self.q_data.as_mut().map(|x| x.as_mut_slice()));
+        add("q_data", self.q_data.as_deref_mut());
         add("d_data", self.d_data.as_mut().map(|x| x.numbers_mut()));
         add("e_weight", self.e_weight.as_mut().map(std::slice::from_mut));
         add("f_weights", self.f_weights.as_mut().map(|x| x.as_flattened_mut()));
         add("d_weight", self.d_weight.as_mut().map(std::slice::from_mut));
-        add("oxidation", self.oxidation.as_mut().map(|x| x.as_mut_slice()));
+        add("oxidation", self.oxidation.as_deref_mut());
         found
     }
 }

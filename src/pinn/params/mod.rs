@@ -56,6 +56,7 @@ impl Params {
 
     /// Checks and resolves what was read. `file` stands in front of errors.
     pub fn from_value(written: Value, file: &str) -> Result<Params> {
+        let written = with_yaml_1_1_booleans(written);
         let style = style_of(&written).map_err(|e| e.at(file))?;
         let top = checked(&tables::TOP[usize::from(style == Wiring::Fork)], written.clone(), file)?;
         let blocks = match style {
@@ -92,6 +93,22 @@ impl Params {
             map.insert("model_dir".into(), folder.to_string_lossy().into());
         }
         self
+    }
+}
+
+/// PiNN's files are YAML 1.1, where True, yes and on are truth values too. No option has such a word as its value.
+fn with_yaml_1_1_booleans(value: Value) -> Value {
+    match value {
+        Value::String(text) => match text.to_ascii_lowercase().as_str() {
+            "true" | "yes" | "on" => Value::Bool(true),
+            "false" | "no" | "off" => Value::Bool(false),
+            _ => Value::String(text),
+        },
+        Value::Array(list) => Value::Array(list.into_iter().map(with_yaml_1_1_booleans).collect()),
+        Value::Object(map) => {
+            map.into_iter().map(|(key, value)| (key, with_yaml_1_1_booleans(value))).collect()
+        }
+        other => other,
     }
 }
 

@@ -83,6 +83,56 @@ fn the_style_of_the_fork_is_read_with_its_defaults() {
 }
 
 #[test]
+fn truth_values_may_be_written_as_python_writes_them() {
+    for (text, want) in
+        [("True", true), ("TRUE", true), ("yes", true), ("on", true), ("False", false), ("no", false)]
+    {
+        let params = read(&MASTER.replace("use_force: true", &format!("use_force: {text}"))).unwrap();
+        let ModelOptions::Potential(model) = &params.model else { panic!("a potential") };
+        assert_eq!(model.use_force, want, "{text}");
+    }
+    assert!(read(&FORK.replace("parallel: true", "parallel: True")).unwrap().parallel);
+}
+
+#[test]
+fn inputs_that_come_with_pinn_are_read() {
+    // The input for MD17 of PiNN 2, with the numbers of its file.
+    let text = "
+model:
+  name: potential_model
+  params: {use_force: true, f_loss_multiplier: 10.0, e_scale: 1.0, use_e_per_atom: false, log_e_per_atom: true}
+network:
+  name: PiNet2
+  params:
+    depth: 5
+    rc: 4.5
+    n_basis: 10
+    basis_type: gaussian
+    pi_nodes: [64]
+    pp_nodes: [64,64,64,64]
+    ii_nodes: [64,64,64,64]
+    out_nodes: [64]
+    weighted: False
+    rank: 3
+optimizer:
+  class_name: Adam
+  config:
+    global_clipnorm: 0.01
+    learning_rate:
+      class_name: ExponentialDecay
+      config: {decay_rate: 0.994, decay_steps: 10000, initial_learning_rate: 0.0001}
+";
+    let params = read(text).unwrap();
+    assert_eq!(
+        (params.network.kind, params.network.pp_nodes.len(), params.network.weighted),
+        (NetworkKind::PiNet2, 4, false)
+    );
+    assert_eq!(params.optimizer.clip, Clip::Global(0.01));
+    let bundled = Params::read(Path::new("examples/pinn/params.yml")).unwrap();
+    assert_eq!(bundled.network.atom_types, [1, 8]);
+}
+
+#[test]
 fn keras_optimisers_are_read_by_name_or_with_constant_rates() {
     let base = "network: {name: PiNet}\nmodel: {name: potential_model}\noptimizer: ";
     let optimizer = |text: &str| read(&format!("{base}{text}\n")).map(|p| p.optimizer);

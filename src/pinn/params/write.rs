@@ -132,13 +132,13 @@ mod tests {
     #[test]
     fn yaml_has_sorted_keys_and_numbers_that_pyyaml_reads() {
         let value = json!({
-            "network": {"params": {"rc": 4.5, "atom_types": [8, 1], "n": []}, "name": "PiNet"},
+            "network": {"params": {"rc": 4.5, "atom_types": [8, 1], "k": []}, "name": "PiNet"},
             "model_dir": "a b", "model": {"e_dress": {"8": -430.5, "1": 2}, "lr": 1e-5, "on": "no", "x": true},
             "list": [[1, 2], {"a": 1}],
         });
         let want = "list:\n-\n  - 1\n  - 2\n-\n  a: 1\nmodel:\n  e_dress:\n    1: 2\n    8: -430.5\n  lr: 1.0e-05\n  \
                     'on': 'no'\n  x: true\nmodel_dir: 'a b'\nnetwork:\n  name: PiNet\n  params:\n    atom_types:\n    \
-                    - 8\n    - 1\n    n: []\n    rc: 4.5\n";
+                    - 8\n    - 1\n    k: []\n    rc: 4.5\n";
         assert_eq!(to_yaml(&value), want);
         let mut sorted = value.clone();
         sorted.sort_all_objects();

@@ -3,6 +3,7 @@
 //! The energies are the least-squares fit of the total energies by the numbers of atoms of each element, as PiNN takes
 //! them: the solution of smallest norm where the counts do not determine it.
 
+use crate::err;
 use crate::error::Result;
 use crate::model::dp::statistics::least_squares;
 use crate::model::pinet::options::ModelOptions;
@@ -28,6 +29,11 @@ pub fn init(team: &mut Team, params: &mut Params, source: &dyn Source, by_file: 
         log::warn!("--init works out energies of elements: a dipole model has none");
         return Ok(());
     };
+    if !source.keys().e_data {
+        let e =
+            err!("{}: found no energies (e_data)", source.place()).help("--init fits energies of elements");
+        return team.agree(Err(e));
+    }
     let share = if by_file { (0, 1) } else { (team.rank(), team.size()) };
     let sums = team.agree(sums(source, share))?;
     let all = team.gather(&sums)?;

@@ -9,6 +9,7 @@ mod state; // a run as a checkpoint
 mod dress; // energies of elements, from the data
 
 use crate::checkpoint::{self, Checkpoint};
+use crate::engine::pinet::cpu::PinetCpu;
 use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
 use crate::error::Result;
 use crate::loss::pinn::PinnLoss;
@@ -204,9 +205,11 @@ fn learner(
     names: &MetricNames,
 ) -> Result<PinnLearner> {
     let (model, loss) = (&setup.model, &setup.loss);
-    let engine: Result<Box<dyn PinetEngine>> = Ok(Box::new(
-        crate::engine::pinet::reference::PinetReference::new(model.clone(), loss.wants_forces()),
-    ));
+    let (threads, forces) = (session.threads.compute, loss.wants_forces());
+    let engine = match setup.params.precision {
+        Precision::Float64 => boxed(PinetCpu::<f64>::new(model.clone(), threads, forces)),
+        Precision::Float32 => boxed(PinetCpu::<f32>::new(model.clone(), threads, forces)),
+    };
     let engine = team.agree(engine)?;
     let mut params = model.init(setup.params.seed);
     let variables = model.table.views().iter().map(|view| view.range()).collect();
