@@ -3,17 +3,19 @@
 use super::deepmd;
 use super::extxyz::Extxyz;
 use super::file::Lines;
-use super::mimic::{self, MimicFiles, MimicOptions};
+use super::mimic::{self, MimicFiles, MimicRuns};
 use super::qm9::{LabelMap, Qm9};
 use super::runner::Runner;
-use super::source::{Joined, Source};
+use super::source::{Joined, Source, Subset};
 use super::tfrecord::Tfrecord;
 use crate::config::check::did_you_mean;
 use crate::config::value;
 use crate::error::Result;
 use crate::pinn::distribute::distribute;
+use crate::pinn::split::split_list;
 use crate::{bail, err};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A format that a file or folder can have.
 pub struct Format {
@@ -52,11 +54,13 @@ pub struct DataSet {
 enum Parts {
     /// Files with their format.
     Files(Vec<(String, &'static Format, String)>),
-    Runs(Vec<MimicFiles>, MimicOptions),
+    /// MiMiC runs, and the subset of their frames that is meant.
+    Runs(MimicRuns, Option<String>),
 }
 
 impl DataSet {
-    /// Understands a name: a file, a folder, or several joined by commas; `a.mpt,a.trr,ENERGIES` is a MiMiC run.
+    /// Understands a name: a file, a folder, or several joined by commas; `a.mpt,a.trr,ENERGIES` is a MiMiC run, and
+    /// `runs.yml#train` the subset `train` of the runs that the file lists.
     ///
     /// - fmt  `auto`, or the name of a format
     pub fn new(name: &str, fmt: &str) -> Result<DataSet> {
@@ -65,13 +69,20 @@ impl DataSet {
             if Path::new(name).exists() { vec![name] } else { name.split(',').map(str::trim).collect() };
         let ends_in = |file: &&str, ending: &str| Path::new(file).extension().is_some_and(|e| e == ending);
         if files.iter().any(|file| ends_in(file, "mpt")) {
-            return Ok(DataSet { parts: Parts::Runs(triples(&files)?, MimicOptions::default()) });
+            return Ok(DataSet { parts: Parts::Runs(MimicRuns::new(triples(&files)?), None) });
         }
-        if let [file] = files[..]
-            && is_yml(file)
-            && let Some((runs, options)) = runs_in(Path::new(file))?
-        {
-            return Ok(DataSet { parts: Parts::Runs(runs, options) });
+        let (file, subset) = match files[0].rsplit_once('#') {
+            Some((file, subset)) if is_yml(file) => (file, Some(subset)),
+            _ => (files[0], None),
+        };
+        if files.len() == 1 && is_yml(file) {
+            match (runs_in(Path::new(file))?, subset) {
+                (Some(runs), subset) => return DataSet::of_runs(runs, subset),
+                (None, Some(subset)) => {
+                    bail!("{name}: only lists of MiMiC runs have subsets such as {subset}")
+                }
+                (None, None) => {}
+            }
         }
         let format = |file: &str| -> Result<&'static Format> {
             if kind == "auto" { detect(file) } else { by_name(kind) }
@@ -80,11 +91,21 @@ impl DataSet {
         Ok(DataSet { parts: Parts::Files(parts.collect::<Result<_>>()?) })
     }
 
+    fn of_runs(runs: MimicRuns, subset: Option<&str>) -> Result<DataSet> {
+        if let Some(wanted) = subset.filter(|s| !runs.split.iter().any(|(name, _)| name == s)) {
+            let names: Vec<&str> = runs.split.iter().map(|(name, _)| name.as_str()).collect();
+            let help =
+                format!("{}there are: {}", did_you_mean(wanted, names.iter().copied()), names.join(" "));
+            return Err(err!("there is no subset \"{wanted}\"").help(help));
+        }
+        Ok(DataSet { parts: Parts::Runs(runs, subset.map(str::to_owned)) })
+    }
+
     /// The number of files, or of MiMiC runs.
     pub fn n_files(&self) -> usize {
         match &self.parts {
             Parts::Files(files) => files.len(),
-            Parts::Runs(runs, _) => runs.len(),
+            Parts::Runs(runs, _) => runs.runs.len(),
         }
     }
 
@@ -96,9 +117,17 @@ impl DataSet {
     /// Opens the files of one rank: each rank has files of its own. Fewer files than ranks are an error.
     pub fn open_part(&self, rank: usize, size: usize) -> Result<Box<dyn Source>> {
         match &self.parts {
-            Parts::Runs(runs, options) => {
-                let own = distribute(runs, "trajectories", rank, size)?;
-                Ok(Box::new(mimic::open_runs(&own, *options)?))
+            Parts::Runs(runs, subset) => {
+                let own = distribute(&runs.runs, "trajectories", rank, size)?;
+                let all = mimic::open_runs(&own, runs.options)?;
+                let Some(subset) = subset else { return Ok(Box::new(all)) };
+                let parts = split_list(all.len(), &runs.split, runs.shuffle)?;
+                let (_, indices) =
+                    parts.into_iter().find(|(name, _)| name == subset).expect("its name was checked");
+                if indices.is_empty() {
+                    bail!("{}: none of {} frames is left for the subset {subset}", all.place(), all.len());
+                }
+                Ok(Box::new(Subset::new(Arc::new(all), indices)))
             }
             Parts::Files(files) => {
                 let own = distribute(files, "files", rank, size)?;
@@ -114,7 +143,7 @@ impl DataSet {
 
     /// True where energies and forces are in units that do not fit together (MiMiC, unless its file says otherwise).
     pub fn has_mixed_units(&self) -> bool {
-        matches!(&self.parts, Parts::Runs(_, options) if options.units == mimic::MimicUnits::Mixed)
+        matches!(&self.parts, Parts::Runs(runs, _) if runs.options.units == mimic::MimicUnits::Mixed)
     }
 }
 
@@ -187,7 +216,7 @@ fn is_yml(name: &str) -> bool {
 }
 
 /// The MiMiC runs of a YAML file, where it names runs.
-fn runs_in(path: &Path) -> Result<Option<(Vec<MimicFiles>, MimicOptions)>> {
+fn runs_in(path: &Path) -> Result<Option<MimicRuns>> {
     let file = value::read(path)?;
     match file.get("mimic") {
         Some(_) => mimic::runs_of(&file, path).map(Some),
@@ -198,7 +227,7 @@ fn runs_in(path: &Path) -> Result<Option<(Vec<MimicFiles>, MimicOptions)>> {
 fn open_yml(name: &str) -> Result<Box<dyn Source>> {
     let path = Path::new(name).with_extension(if name.ends_with(".yaml") { "yaml" } else { "yml" });
     match runs_in(&path)? {
-        Some((runs, options)) => Ok(Box::new(mimic::open_runs(&runs, options)?)),
+        Some(runs) => Ok(Box::new(mimic::open_runs(&runs.runs, runs.options)?)),
         None => Ok(Box::new(Tfrecord::open(&path)?)),
     }
 }
@@ -284,7 +313,15 @@ mod tests {
         let set = DataSet::new(&path, "auto").unwrap();
         assert_eq!((set.n_files(), set.has_mixed_units()), (2, false));
         assert_eq!(set.open().unwrap().len(), 10);
+        // Ten frames of both runs: the subsets of splits.json, n10_seed0_8_1_1.
+        let energy = |i: usize| set.open().unwrap().read(i).unwrap().e_data;
+        let test = DataSet::new(&format!("{path}#test"), "auto").unwrap().open().unwrap();
+        assert_eq!((test.len(), test.read(0).unwrap().e_data), (1, energy(6)));
+        assert_eq!(DataSet::new(&format!("{path}#train"), "auto").unwrap().open().unwrap().len(), 8);
+        let error = DataSet::new(&format!("{path}#trian"), "auto").map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("did you mean `train`?"), "{error}");
         let t = "tests/pinn_data/tfrecord/sample.yml";
+        assert!(DataSet::new(&format!("{t}#train"), "auto").is_err());
         assert_eq!(open(&format!("{t},{t}"), "auto").unwrap().len(), 6);
     }
 }

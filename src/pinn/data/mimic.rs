@@ -29,6 +29,25 @@ pub struct MimicOptions {
     pub drop_last_frame: bool,
 }
 
+/// Runs as a file lists them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MimicRuns {
+    pub runs: Vec<MimicFiles>,
+    pub options: MimicOptions,
+    /// Subsets by name and ratio; each rank splits its own frames.
+    pub split: Vec<(String, f64)>,
+    /// The seed of the shuffle before splitting; `None`: frames keep their order.
+    pub shuffle: Option<u64>,
+}
+
+impl MimicRuns {
+    /// Runs with the defaults of a file.
+    pub fn new(runs: Vec<MimicFiles>) -> Self {
+        let split = [("train", 8.0), ("vali", 1.0), ("test", 1.0)].map(|(name, ratio)| (name.into(), ratio));
+        MimicRuns { runs, options: MimicOptions::default(), split: split.into(), shuffle: Some(0) }
+    }
+}
+
 /// The units of energies and forces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MimicUnits {
@@ -78,9 +97,9 @@ impl Mimic {
             if options.drop_last_frame { energies.len() >= n_frames } else { energies.len() == n_frames };
         if !enough || n_frames == 0 {
             return Err(err!(
-                "{}: {}, but {} has {}",
+                "{}: energies of {}, but {} has {}",
                 files.energies.display(),
-                count(energies.len(), "energy").replace("energys", "energies"),
+                count(energies.len(), "step"),
                 files.trr.display(),
                 count(trajectory.frames().len(), "frame")
             )
@@ -161,10 +180,13 @@ static MIMIC: Table = Table::of(&[
         .default("\"mixed\"")
         .doc("Units of the labels."),
     Key::new("drop_last_frame", Kind::Bool).default("false").doc("Whether the last frame is left out."),
+    Key::new("split", Kind::Any).optional().doc("Subsets by name, with their ratios."),
+    Key::new("shuffle", Kind::Bool).default("true").doc("Whether frames are shuffled before they are split."),
+    Key::new("seed", Kind::Int(0, u64::MAX as i128)).default("0").doc("The seed of that shuffle."),
 ]);
 
 /// Reads the list of runs from a checked YAML file. Relative paths start at the folder of the file.
-pub fn runs_of(value: &Value, file: &Path) -> Result<(Vec<MimicFiles>, MimicOptions)> {
+pub fn runs_of(value: &Value, file: &Path) -> Result<MimicRuns> {
     let checked = check(&RUNS, value, &file.display().to_string())?;
     let section = Section::root(&checked.value).section("mimic");
     let folder = file.parent().unwrap_or(Path::new(""));
@@ -179,9 +201,20 @@ pub fn runs_of(value: &Value, file: &Path) -> Result<(Vec<MimicFiles>, MimicOpti
         "ev" => MimicUnits::Ev,
         _ => MimicUnits::Mixed,
     };
-    let options = MimicOptions { units, drop_last_frame: section.bool("drop_last_frame") };
-    let runs = zip(&paths("mpt"), &paths("trr"), &paths("energies")).map_err(|e| e.at(file.display()))?;
-    Ok((runs, options))
+    let at = |e: Error| e.at(file.display());
+    let mut runs = MimicRuns::new(zip(&paths("mpt"), &paths("trr"), &paths("energies")).map_err(at)?);
+    runs.options = MimicOptions { units, drop_last_frame: section.bool("drop_last_frame") };
+    runs.shuffle = section.bool("shuffle").then(|| section.int("seed"));
+    if let Some(split) = section.get("split") {
+        runs.split = ratios(split).map_err(|e| at(section.error("split", e)))?;
+    }
+    Ok(runs)
+}
+
+fn ratios(split: &Value) -> Result<Vec<(String, f64)>> {
+    let wrong = || err!("wanted subsets with ratios").help("write it as {train: 8, vali: 1, test: 1}");
+    let ratio = |(name, value): (&String, &Value)| Ok((name.clone(), value.as_f64().ok_or_else(wrong)?));
+    split.as_object().filter(|map| !map.is_empty()).ok_or_else(wrong)?.iter().map(ratio).collect()
 }
 
 /// One run from each position of the lists.
@@ -236,7 +269,7 @@ mod tests {
             assert_eq!(coord, npy(&format!("{name}_coord_ang.npy")), "{name}");
             assert_eq!(force, npy(&format!("{name}_f_data.npy")), "{name}");
             assert_eq!(cell, npy(&format!("{name}_cell_ang.npy")), "{name}");
-            assert_eq!(samples[4].e_data, Some(f64::from(-44.5371086445f32)));
+            assert_eq!(samples[4].e_data, Some(f64::from(-44.5371086445f64 as f32)));
         }
     }
 
@@ -261,7 +294,7 @@ mod tests {
         files.energies = folder.path().join("ENERGIES");
         std::fs::write(&files.energies, text.lines().take(4).collect::<Vec<_>>().join("\n")).unwrap();
         let error = Mimic::open(&files, MimicOptions::default()).map(|_| ()).unwrap_err();
-        assert!(error.message().contains("4 energies, but "), "{error}");
+        assert!(error.message().contains("energies of 4 steps, but "), "{error}");
         assert!(error.message().ends_with("has 5 frames"), "{error}");
         let options = MimicOptions { drop_last_frame: true, ..MimicOptions::default() };
         assert_eq!(Mimic::open(&files, options).unwrap().len(), 4);
@@ -284,8 +317,9 @@ mod tests {
     #[test]
     fn runs_are_named_in_a_file_with_paths_from_its_folder() {
         let value = serde_json::json!({"mimic": {"mpt": "a.mpt", "trr": ["1.trr", "/x/2.trr"], "ener": ["e1", "e2"]}});
-        let (runs, options) = runs_of(&value, Path::new("data/runs.yml")).unwrap();
-        assert_eq!(options, MimicOptions::default());
+        let MimicRuns { runs, options, split, shuffle } =
+            runs_of(&value, Path::new("data/runs.yml")).unwrap();
+        assert_eq!((options, split.len(), shuffle), (MimicOptions::default(), 3, Some(0)));
         assert_eq!(runs[1].mpt, Path::new("data/a.mpt"));
         assert_eq!(
             (runs[0].trr.as_path(), runs[1].trr.as_path()),

@@ -209,7 +209,7 @@ mod tests {
         assert_eq!((set.len(), set.keys().names()), (3, vec!["e_data"]));
         let sample = set.read(2).unwrap();
         assert_eq!(sample.elems, [8, 1, 1]);
-        assert_eq!(sample.e_data, Some(f64::from(-76.404702f32)));
+        assert_eq!(sample.e_data, Some(f64::from(-76.404702f64 as f32)));
         assert_eq!(sample.coord[1][2], f64::from(1.5e-6f32));
     }
 

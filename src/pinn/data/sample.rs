@@ -185,7 +185,7 @@ impl Sample {
     }
 
     fn check_coord(&self) -> Result<()> {
-        let bad = |x: &f64| !(x.abs() <= FARTHEST);
+        let bad = |x: &f64| x.is_nan() || x.abs() > FARTHEST;
         match self.coord.iter().position(|r| r.iter().any(bad)) {
             Some(i) => bail!(
                 "coord: found {:?} for atom {i}, wanted finite numbers below {FARTHEST:e}",
@@ -251,7 +251,7 @@ fn check_volume(cell: &[[f64; 3]; 3]) -> Result<()> {
     let length = |row: &[f64; 3]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
     let scale: f64 = cell.iter().map(length).product();
     // A cell of three parallel vectors has a volume of rounding errors. float32 leaves seven digits.
-    if !(volume(cell).abs() > 1e-6 * scale) || !scale.is_finite() {
+    if !scale.is_finite() || volume(cell).abs() <= 1e-6 * scale {
         return Err(err!("the cell {cell:?} has no volume")
             .help("rows are the lattice vectors; a structure with open boundaries has no cell"));
     }

@@ -27,6 +27,12 @@ pub trait Source: Send + Sync {
         None
     }
 
+    /// Reads the structures of one of [`Source::batches`].
+    fn read_batch(&self, batch: usize) -> Result<Vec<Sample>> {
+        let batches = self.batches().expect("only stored batches are read as such");
+        batches[batch].clone().map(|index| self.read(index)).collect()
+    }
+
     /// True where there is nothing; opening such a data set is an error.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -209,6 +209,11 @@ impl Source for Tfrecord {
     fn batches(&self) -> Option<&[Range<usize>]> {
         self.batches.as_deref()
     }
+
+    fn read_batch(&self, batch: usize) -> Result<Vec<Sample>> {
+        assert!(self.batches.is_some(), "only stored batches are read as such");
+        self.read_record(batch)
+    }
 }
 
 /// The format and, where it is written, the number of records.

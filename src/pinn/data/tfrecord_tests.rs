@@ -48,7 +48,7 @@ fn batches_that_pinn_wrote_come_apart_into_the_same_structures() {
     let set = Tfrecord::open(&shared("sample_batch2.yml")).unwrap();
     assert_eq!(set.batches(), Some(&[0..2, 2..3][..]));
     check_against_npy(&set);
-    assert_eq!(set.read_record(0).unwrap().len(), 2);
+    assert_eq!(set.read_batch(0).unwrap(), [set.read(0).unwrap(), set.read(1).unwrap()]);
 }
 
 #[test]
