@@ -20,6 +20,7 @@ pub mod checkpoint; // complete or absent
 pub mod report; // log lines, progress, lcurve.out, TensorBoard
 pub mod train; // the whole input, set-up, the loop and the step
 pub mod infer; // evaluates frames with a model file or a checkpoint
+pub mod pinn; // the PiNN family: data, params.yml, subsets
 pub mod cli; // one file for each subcommand
 
 pub use error::{Error, Result};

@@ -10,6 +10,7 @@ pub mod freeze;
 pub mod show;
 pub mod neighbor_stat;
 pub mod doc_train_input;
+pub mod pinn; // the second program
 pub mod absent; // what DeePMD-kit has and Phalanx has not
 
 use crate::config::check::did_you_mean;
@@ -53,7 +54,7 @@ pub struct Global {
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let matches = match definition().try_get_matches_from(args) {
         Ok(matches) => matches,
-        Err(error) => return misunderstood(&error),
+        Err(error) => return misunderstood(&error, "dp", COMMANDS),
     };
     match dispatch(&matches) {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,7 +67,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// The whole command line.
 pub fn definition() -> clap::Command {
-    let mut program = BackendFlags::augment_args(clap::Command::new("dp"))
+    let program = BackendFlags::augment_args(clap::Command::new("dp"))
         .about("Phalanx: trains Deep Potential models, with the commands, inputs and files of DeePMD-kit")
         .version(env!("CARGO_PKG_VERSION"))
         .disable_version_flag(true)
@@ -77,7 +78,12 @@ pub fn definition() -> clap::Command {
         .after_help(
             "`dp train input.json` starts a training run; `dp COMMAND -h` tells more about a command.",
         );
-    for command in COMMANDS {
+    absent::add_all(with_commands(program, COMMANDS))
+}
+
+/// A program with its subcommands.
+fn with_commands(mut program: clap::Command, commands: &[Command]) -> clap::Command {
+    for command in commands {
         // The texts come last: the derived definition would put its own doc comment there.
         let sub = (command.define)(clap::Command::new(command.name))
             .about(command.about)
@@ -86,7 +92,7 @@ pub fn definition() -> clap::Command {
             .infer_long_args(true);
         program = program.subcommand(sub);
     }
-    absent::add_all(program)
+    program
 }
 
 fn dispatch(matches: &ArgMatches) -> Result<()> {
@@ -110,24 +116,25 @@ fn typed<T: FromArgMatches>(matches: &ArgMatches) -> T {
 }
 
 /// Help goes to standard output; a mistake goes to standard error in the form of all errors.
-fn misunderstood(error: &clap::Error) -> ExitCode {
+fn misunderstood(error: &clap::Error, program: &str, commands: &[Command]) -> ExitCode {
     if !error.use_stderr() {
         // A closed pipe has nobody behind it who could be told.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
     let text = match error.get(ContextKind::InvalidSubcommand) {
-        Some(ContextValue::String(name)) => format!("error: {}\n", unknown_command(name)),
+        Some(ContextValue::String(name)) => format!("error: {}\n", unknown_command(program, name, commands)),
         _ => error.render().to_string().replace("\n  tip: ", "\n  help: "),
     };
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
     ExitCode::from(2)
 }
 
-fn unknown_command(name: &str) -> Error {
-    let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
+fn unknown_command(program: &str, name: &str, commands: &[Command]) -> Error {
+    let names: Vec<&str> = commands.iter().map(|command| command.name).collect();
     let near = did_you_mean(name, names.iter().copied());
-    crate::err!("dp {name}: there is no such command").help(format!("{near}there are: {}", names.join(", ")))
+    crate::err!("{program} {name}: there is no such command")
+        .help(format!("{near}there are: {}", names.join(", ")))
 }
 
 fn complain(error: &Error) {

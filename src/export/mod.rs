@@ -8,7 +8,7 @@ pub mod dp_file; // the tree as HDF5
 pub mod yaml_file; // the tree as YAML
 pub mod stat_file; // statistics that are kept between runs
 mod sha1; // names of statistics
-mod atomic; // files that are complete or absent
+pub(crate) mod atomic; // files that are complete or absent
 
 use crate::err;
 use crate::error::{Error, Result};

@@ -1,5 +1,6 @@
 //! Evaluates frames with a model: what `dp test` and other users of a trained model build on.
 
 pub mod predictor; // frames in, energies, forces and virials out
+pub mod pinn; // PiNN's models: energies, forces, stress, dipoles and charges in the units asked for
 
 pub use predictor::Predictor;

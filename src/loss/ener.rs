@@ -3,12 +3,13 @@
 use super::options::{EnerLossOptions, LossFunction, Prefactor};
 use crate::data::Frame;
 use crate::engine::{Prediction, Seeds};
+use std::borrow::Cow;
 
 /// One displayed error; NaN where the data has no such label.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Term {
     /// `rmse_e`, `mae_f`, ...
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     pub value: f64,
 }
 
@@ -107,7 +108,7 @@ impl EnerLoss {
                     if column == 0 { (sum.square / sum.count).sqrt() } else { sum.absolute / sum.count }
                 }
             };
-            value.terms.push(Term { name: NAMES[k][column], value: shown });
+            value.terms.push(Term { name: NAMES[k][column].into(), value: shown });
         }
         value
     }

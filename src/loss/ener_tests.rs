@@ -197,7 +197,7 @@ fn displayed_errors_are_those_of_their_names() {
         ];
         let loss = EnerLoss::new(options("efvap", function), 1.0);
         let (value, _) = value(&loss, &out, &frames);
-        assert_eq!(value.terms.iter().map(|t| t.name).collect::<Vec<_>>(), loss.names());
+        assert_eq!(value.terms.iter().map(|t| &*t.name).collect::<Vec<_>>(), loss.names());
         for ((term, want), names) in value.terms.iter().zip(want).zip(NAMES) {
             assert_eq!(term.name, names[2 - power as usize]);
             assert!((term.value - want).abs() < 1e-12, "{}: {} {want}", term.name, term.value);

@@ -4,3 +4,4 @@ pub mod activation;
 pub mod params;
 pub mod net;
 pub mod dp;
+pub mod pinet;

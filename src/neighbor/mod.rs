@@ -2,6 +2,8 @@
 
 mod cells;
 pub mod list;
+pub mod pairs;
 pub mod stat;
 
 pub use list::{NeighborList, Neighbors};
+pub use pairs::{Pair, pairs};

@@ -1,7 +1,9 @@
-//! Adam and AdamW, learning-rate schedules.
+//! Adam, AdamW and PiNN's Adam, learning-rate schedules.
 
 pub mod options;
 pub mod adam;
+pub mod keras_adam;
 pub mod schedule;
 
 pub use adam::Adam;
+pub use keras_adam::{KerasAdam, KerasAdamOptions};

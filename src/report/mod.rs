@@ -8,5 +8,7 @@ pub mod progress; // the bar on a terminal
 pub mod lcurve; // lcurve.out
 pub mod timing; // wall time, eta and the average of a run
 pub mod messages; // the sentences of a run
-pub mod tensorboard; // event files
+pub mod record; // records with checksums, and the messages inside
+pub mod tensorboard; // event files, written
+pub mod events; // event files, read
 pub mod profile; // spans, the table at the end, the timeline

@@ -1,8 +1,8 @@
 //! TensorBoard event files, written by hand.
 //!
-//! A file is a row of records: length (u64), its masked CRC-32C, the payload, the payload's masked CRC-32C, all
-//! little-endian. A payload is an `Event` message: wall time, step and named scalars.
+//! A file is a row of records. A payload is an `Event` message: wall time, step and named scalars.
 
+use super::record::{put_bytes, put_double, put_float, put_record, put_varint_field};
 use crate::error::{IoContext, Result};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -84,11 +84,7 @@ impl EventWriter {
 
     /// Frames the event as a record and empties it.
     fn end_event(&mut self) {
-        let length = (self.event.len() as u64).to_le_bytes();
-        self.buffer.extend_from_slice(&length);
-        self.buffer.extend_from_slice(&masked_crc(&length).to_le_bytes());
-        self.buffer.extend_from_slice(&self.event);
-        self.buffer.extend_from_slice(&masked_crc(&self.event).to_le_bytes());
+        put_record(&mut self.buffer, &self.event);
         self.event.clear();
     }
 }
@@ -127,97 +123,30 @@ fn unix_seconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// The CRC of a record: rotated and shifted, because CRCs of data that holds CRCs are weak.
-fn masked_crc(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
-}
-
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn put_varint_field(out: &mut Vec<u8>, field: u64, value: u64) {
-    put_varint(out, field << 3);
-    put_varint(out, value);
-}
-
-fn put_double(out: &mut Vec<u8>, field: u64, value: f64) {
-    put_varint(out, field << 3 | 1);
-    out.extend_from_slice(&value.to_le_bytes());
-}
-
-fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
-    put_varint(out, field << 3 | 2);
-    put_varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
-fn put_float(out: &mut Vec<u8>, field: u64, value: f32) {
-    put_varint(out, field << 3 | 5);
-    out.extend_from_slice(&value.to_le_bytes());
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::record::{Fields, HEAD_BYTES, TAIL_BYTES, Wire, payload, payload_length};
     use super::*;
 
-    /// A field of a protobuf message: number and raw content.
-    fn fields(mut bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
-        let mut found = Vec::new();
-        while !bytes.is_empty() {
-            let key = varint(&mut bytes);
-            let length = match key & 7 {
-                0 => {
-                    let value = varint(&mut bytes);
-                    found.push((key >> 3, value.to_le_bytes().to_vec()));
-                    continue;
-                }
-                1 => 8,
-                5 => 4,
-                2 => varint(&mut bytes) as usize,
-                other => panic!("wire type {other}"),
-            };
-            found.push((key >> 3, bytes[..length].to_vec()));
-            bytes = &bytes[length..];
-        }
-        found
-    }
-
-    fn varint(bytes: &mut &[u8]) -> u64 {
-        let mut value = 0;
-        for shift in (0..).step_by(7) {
-            let byte = bytes[0];
-            *bytes = &bytes[1..];
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                break;
-            }
-        }
-        value
+    /// A field of a message: number and raw content.
+    fn fields(bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
+        let content = |wire: Wire| match wire {
+            Wire::Varint(value) => value.to_le_bytes().to_vec(),
+            Wire::Fixed64(bytes) => bytes.to_vec(),
+            Wire::Bytes(bytes) => bytes.to_vec(),
+            Wire::Fixed32(bytes) => bytes.to_vec(),
+        };
+        Fields::of(bytes).map(|field| field.unwrap()).map(|(number, wire)| (number, content(wire))).collect()
     }
 
     fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         while !bytes.is_empty() {
-            let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-            let crc = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-            assert_eq!(crc(8), masked_crc(&bytes[..8]));
-            assert_eq!(crc(12 + length), masked_crc(&bytes[12..12 + length]));
-            found.push(bytes[12..12 + length].to_vec());
-            bytes = &bytes[16 + length..];
+            let end = HEAD_BYTES + payload_length(bytes).unwrap() as usize + TAIL_BYTES;
+            found.push(payload(&bytes[HEAD_BYTES..end]).unwrap().to_vec());
+            bytes = &bytes[end..];
         }
         found
-    }
-
-    #[test]
-    fn the_mask_is_that_of_the_format() {
-        // CRC-32C of "123456789" is the check value 0xe3069283.
-        assert_eq!(masked_crc(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
-        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
     }
 
     #[test]

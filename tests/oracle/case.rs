@@ -96,10 +96,10 @@ impl Source {
 
 /// The worst deviation of each kind.
 #[derive(Default)]
-struct Worst(Vec<(&'static str, f64, f64)>);
+pub struct Worst(Vec<(&'static str, f64, f64)>);
 
 impl Worst {
-    fn add(&mut self, what: &'static str, deviation: f64, tolerance: f64) {
+    pub fn add(&mut self, what: &'static str, deviation: f64, tolerance: f64) {
         match self.0.iter_mut().find(|(name, ..)| *name == what) {
             // NaN must win, whenever it comes: it is never an agreement.
             Some((_, worst, _)) if deviation.is_nan() || deviation > *worst => *worst = deviation,
@@ -108,11 +108,11 @@ impl Worst {
         }
     }
 
-    fn line(&self) -> String {
+    pub fn line(&self) -> String {
         self.0.iter().map(|(name, worst, _)| format!("{name} {worst:.1e}")).collect::<Vec<_>>().join("  ")
     }
 
-    fn holds(&self) -> bool {
+    pub fn holds(&self) -> bool {
         self.0.iter().all(|(_, worst, tolerance)| worst < tolerance)
     }
 }
@@ -440,7 +440,7 @@ impl Case {
             check(lr, "lr");
             check(value.loss, "loss");
             for term in &value.terms {
-                check(term.value, term.name);
+                check(term.value, &term.name);
             }
             scale_down(&mut grad, self.input.training.gradient_max_norm);
             adam.step(&mut params, &grad, lr, k as u64);

@@ -4,8 +4,12 @@
 //! A case holds an input, the model before training with its statistics, its predictions, the gradient at step 0, a
 //! training trace and the predictions after it. The statistics are computed here from the data, the rest by the
 //! reference engine and by the CPU engine on both of its paths, and compared.
+//!
+//! Agreement with PiNN: the same for the folders under `tests/golden/pinn` and `$PHALANX_ORACLE/pinn`.
 
 mod case;
+mod pinn;
+mod pinn_options;
 
 use case::{Case, Outcome};
 use std::path::{Path, PathBuf};
@@ -17,11 +21,11 @@ fn folder(variable: &str, default: &str) -> PathBuf {
     std::env::var_os(variable).map_or_else(|| here.join(default), PathBuf::from)
 }
 
-/// The case folders of a folder, by name; none where it does not exist.
-fn cases(folder: &Path) -> Option<Vec<PathBuf>> {
+/// The folders of a folder that hold a file of this name; none where it does not exist.
+fn cases(folder: &Path, file: &str) -> Option<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).ok()?;
     let mut folders: Vec<PathBuf> =
-        entries.flatten().map(|e| e.path()).filter(|p| p.join("input.json").exists()).collect();
+        entries.flatten().map(|e| e.path()).filter(|p| p.join(file).exists()).collect();
     folders.sort();
     Some(folders)
 }
@@ -31,18 +35,18 @@ fn cases(folder: &Path) -> Option<Vec<PathBuf>> {
 struct Tally([usize; 3]);
 
 impl Tally {
-    fn run(&mut self, folder: &Path, data: &Path, filter: &[String]) {
+    fn run(&mut self, folder: &Path, filter: &[String], case: impl Fn() -> Outcome) {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if !filter.is_empty() && !filter.iter().any(|f| name.contains(f.as_str())) {
             return;
         }
-        let (place, word, line) = match Case::run(folder, data) {
+        let (place, word, line) = match case() {
             Outcome::Passed(line) => (0, "ok", line),
             Outcome::Failed(line) => (1, "FAILED", line),
             Outcome::Unsupported(line) => (2, "unsupported", line),
         };
         self.0[place] += 1;
-        println!("{name:<20} {word:<12} {line}");
+        println!("{name:<22} {word:<12} {line}");
     }
 }
 
@@ -50,25 +54,32 @@ fn main() -> ExitCode {
     // Cargo passes filters and flags of the usual harness; a filter chooses cases by name.
     let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let mut tally = Tally::default();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/se_e2_a");
-    let own = cases(&golden).unwrap_or_default();
-    if own.is_empty() {
-        println!("{}: no case found", golden.display());
-        return ExitCode::FAILURE;
-    }
-    for case in own {
-        tally.run(&case, &golden.join("data"), &filter);
-    }
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let oracle = folder("PHALANX_ORACLE", "../shared/oracle");
     let data = folder("PHALANX_DATA", "../shared/data");
-    match cases(&oracle) {
-        Some(found) => found.iter().for_each(|case| tally.run(case, &data, &filter)),
-        None => {
-            println!("oracle: skipped, {} does not exist (set PHALANX_ORACLE)", oracle.display());
-            tally.0[2] += 1;
+    let own_data = golden.join("se_e2_a/data");
+    for (cases, data, must) in [(golden.join("se_e2_a"), own_data, true), (oracle.clone(), data, false)] {
+        for case in found(&mut tally, &cases, "input.json", must) {
+            tally.run(&case, &filter, || Case::run(&case, &data));
+        }
+    }
+    for (cases, must) in [(golden.join("pinn"), true), (oracle.join("pinn"), false)] {
+        for case in found(&mut tally, &cases, "oracle.json", must) {
+            tally.run(&case, &filter, || pinn::run(&case));
         }
     }
     let [passed, failed, skipped] = tally.0;
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The cases of a folder. None is a failure where there must be some, and skipped elsewhere.
+fn found(tally: &mut Tally, folder: &Path, file: &str, must: bool) -> Vec<PathBuf> {
+    let found = cases(folder, file).unwrap_or_default();
+    if found.is_empty() {
+        let word = if must { "FAILED" } else { "skipped" };
+        println!("{word}: no case under {} (PHALANX_ORACLE names the folder of others)", folder.display());
+        tally.0[if must { 1 } else { 2 }] += 1;
+    }
+    found
 }

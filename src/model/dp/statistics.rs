@@ -296,7 +296,7 @@ impl Summary {
 
 /// The shortest x that minimises |A x - b| for a row-major A with `n` columns; singular values below
 /// `rcond` times the largest count as zero. One-sided Jacobi rotations: simple, and accurate to the last bits.
-fn least_squares(a: &[f64], b: &[f64], n: usize, rcond: f64) -> Vec<f64> {
+pub fn least_squares(a: &[f64], b: &[f64], n: usize, rcond: f64) -> Vec<f64> {
     let m = b.len();
     // Columns of A, rotated until they are orthogonal: A V = U S.
     let mut u: Vec<Vec<f64>> = (0..n).map(|j| (0..m).map(|i| a[i * n + j]).collect()).collect();

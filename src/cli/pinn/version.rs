@@ -1,0 +1,11 @@
+//! `pinn version`.
+
+use crate::cli::{Command, print};
+
+pub(super) const COMMAND: Command = Command {
+    name: "version",
+    about: "Print the version",
+    examples: "",
+    define: |command| command,
+    run: |_, _| print(&format!("Phalanx version: {}\n", env!("CARGO_PKG_VERSION"))),
+};

@@ -1,0 +1,290 @@
+//! Loops over vectors. Rows are short (16 numbers or so), so they are walked in chunks of fixed size, which the compiler
+//! turns into whole vectors; long loops go over all rows of a block at once.
+
+use crate::engine::cpu::real::Real;
+use crate::engine::cpu::simd::multiversion;
+use crate::engine::pinet::activation::jet;
+use crate::model::pinet::options::Act;
+
+multiversion! {
+    /// f = tanh(f)
+    pub fn tanh_all<T: Real>(f: &mut [T]) {
+        for x in f.iter_mut() {
+            *x = x.tanh();
+        }
+    }
+}
+
+/// Replaces pre-activations by act, and writes act' and act''.
+pub fn jets<T: Real>(f: &mut [T], d: &mut [T], dd: &mut [T], act: Act) {
+    for ((f, d), dd) in f.iter_mut().zip(d).zip(dd) {
+        [*f, *d, *dd] = jet(act, f.to_f64()).map(T::from_f64);
+    }
+}
+
+multiversion! {
+    /// out = a (1 - f^2): through tanh
+    pub fn through_tanh<T: Real>(out: &mut [T], a: &[T], f: &[T]) {
+        let n = out.len();
+        let (a, f) = (&a[..n], &f[..n]);
+        for k in 0..n {
+            out[k] = a[k] * (T::ONE - f[k] * f[k]);
+        }
+    }
+}
+
+multiversion! {
+    /// a *= 1 - f^2
+    pub fn scale_by_tanh_slope<T: Real>(a: &mut [T], f: &[T]) {
+        let n = a.len();
+        let f = &f[..n];
+        for k in 0..n {
+            a[k] = a[k] * (T::ONE - f[k] * f[k]);
+        }
+    }
+}
+
+multiversion! {
+    /// Both adjoints through tanh: de_z = de f', dl_z = dl f' - 2 f y_dot de.
+    pub fn both_through_tanh<T: Real>(dl_z: &mut [T], de_z: &mut [T], dl: &[T], de: &[T], f: &[T], y_dot: &[T]) {
+        let n = dl_z.len();
+        let (de_z, dl, de, f, y_dot) = (&mut de_z[..n], &dl[..n], &de[..n], &f[..n], &y_dot[..n]);
+        for k in 0..n {
+            let slope = T::ONE - f[k] * f[k];
+            let bend = -(f[k] + f[k]) * y_dot[k];
+            de_z[k] = de[k] * slope;
+            dl_z[k] = dl[k].fma(slope, bend * de[k]);
+        }
+    }
+}
+
+multiversion! {
+    /// out = a b
+    pub fn multiply<T: Real>(out: &mut [T], a: &[T], b: &[T]) {
+        let n = out.len();
+        let (a, b) = (&a[..n], &b[..n]);
+        for k in 0..n {
+            out[k] = a[k] * b[k];
+        }
+    }
+}
+
+multiversion! {
+    /// The tangent through an activation: bend = dd a, then a = d a.
+    pub fn bend<T: Real>(a: &mut [T], bend: &mut [T], d: &[T], dd: &[T]) {
+        let n = a.len();
+        let (bend, d, dd) = (&mut bend[..n], &d[..n], &dd[..n]);
+        for k in 0..n {
+            bend[k] = dd[k] * a[k];
+            a[k] = d[k] * a[k];
+        }
+    }
+}
+
+multiversion! {
+    /// Both adjoints through an activation: de_z = de d, dl_z = dl d + de bend.
+    pub fn both_through<T: Real>(dl_z: &mut [T], de_z: &mut [T], dl: &[T], de: &[T], d: &[T], bend: &[T]) {
+        let n = dl_z.len();
+        let (de_z, dl, de, d, bend) = (&mut de_z[..n], &dl[..n], &de[..n], &d[..n], &bend[..n]);
+        for k in 0..n {
+            de_z[k] = de[k] * d[k];
+            dl_z[k] = dl[k].fma(d[k], bend[k] * de[k]);
+        }
+    }
+}
+
+/// Numbers of a chunk: one vector of float32, two of float64.
+const CHUNK: usize = 16;
+
+/// One statement for every element of rows of equal length: in chunks, then one by one.
+macro_rules! each {
+    ($n:expr, $k:ident, $body:expr) => {{
+        let n = $n;
+        let mut first = 0;
+        while first + CHUNK <= n {
+            for $k in first..first + CHUNK {
+                $body
+            }
+            first += CHUNK;
+        }
+        for $k in first..n {
+            $body
+        }
+    }};
+}
+
+multiversion! {
+    /// Row p of y is row i[p] of u plus row j[p] of v.
+    pub fn add_gathered<T: Real>(y: &mut [T], u: &[T], v: &[T], i: &[u32], j: &[u32], n: usize) {
+        for (y, (i, j)) in y.chunks_exact_mut(n).zip(i.iter().zip(j)) {
+            let u = &u[*i as usize * n..][..n];
+            let v = &v[*j as usize * n..][..n];
+            each!(n, k, y[k] = u[k] + v[k]);
+        }
+    }
+}
+
+multiversion! {
+    /// y = sum of the rows of x, n numbers each; added where `add`.
+    pub fn sum_rows<T: Real>(y: &mut [T], x: &[T], n: usize, add: bool) {
+        if !add {
+            y.fill(T::ZERO);
+        }
+        let y = &mut y[..n];
+        for x in x.chunks_exact(n) {
+            each!(n, k, y[k] += x[k]);
+        }
+    }
+}
+
+multiversion! {
+    /// y += the rows of x that `index` names.
+    pub fn sum_gathered_add<T: Real>(y: &mut [T], x: &[T], index: &[u32], n: usize) {
+        let y = &mut y[..n];
+        for p in index {
+            let x = &x[*p as usize * n..][..n];
+            each!(n, k, y[k] += x[k]);
+        }
+    }
+}
+
+multiversion! {
+    /// y_c = sum_b w_(b c) e_b for each row: `c` channels, `b` radial functions.
+    pub fn contract<T: Real>(y: &mut [T], w: &[T], e: &[T], c: usize, b: usize) {
+        for ((y, w), e) in y.chunks_exact_mut(c).zip(w.chunks_exact(b * c)).zip(e.chunks_exact(b)) {
+            let w0 = &w[..c];
+            each!(c, k, y[k] = e[0] * w0[k]);
+            for (e, w) in e[1..].iter().zip(w[c..].chunks_exact(c)) {
+                each!(c, k, y[k] = e.fma(w[k], y[k]));
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// y_c = sum_b w_(b c) e_b + v_(b c) f_b: the tangent of [`contract`].
+    pub fn contract_two<T: Real>(y: &mut [T], w: &[T], e: &[T], v: &[T], f: &[T], c: usize, b: usize) {
+        let factors = e.chunks_exact(b).zip(f.chunks_exact(b));
+        let rows = w.chunks_exact(b * c).zip(v.chunks_exact(b * c));
+        for ((y, (w, v)), (e, f)) in y.chunks_exact_mut(c).zip(rows).zip(factors) {
+            y.fill(T::ZERO);
+            for ((e, f), (w, v)) in e.iter().zip(f).zip(w.chunks_exact(c).zip(v.chunks_exact(c))) {
+                each!(c, k, y[k] = e.fma(w[k], f.fma(v[k], y[k])));
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// The adjoint of [`contract`]: dw_(b c) = dy_c e_b, de_b += sum_c dy_c w_(b c).
+    pub fn contract_back<T: Real>(dw: &mut [T], de: &mut [T], dy: &[T], w: &[T], e: &[T], c: usize, b: usize) {
+        let factors = e.chunks_exact(b).zip(de.chunks_exact_mut(b));
+        let rows = dw.chunks_exact_mut(b * c).zip(w.chunks_exact(b * c));
+        for ((dy, (dw, w)), (e, de)) in dy.chunks_exact(c).zip(rows).zip(factors) {
+            let parts = dw.chunks_exact_mut(c).zip(w.chunks_exact(c));
+            for ((e, de), (dw, w)) in e.iter().zip(de).zip(parts) {
+                let mut sums = [T::ZERO; CHUNK];
+                each!(c, k, {
+                    dw[k] = dy[k] * *e;
+                    sums[k % CHUNK] = dy[k].fma(w[k], sums[k % CHUNK]);
+                });
+                *de += sum_of(sums);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// dw_(b c) = dl_c e_b + de_c f_b
+    pub fn contract_both_back<T: Real>(dw: &mut [T], dl: &[T], e: &[T], de: &[T], f: &[T], c: usize, b: usize) {
+        let factors = e.chunks_exact(b).zip(f.chunks_exact(b));
+        let rows = dl.chunks_exact(c).zip(de.chunks_exact(c));
+        for ((dw, (dl, de)), (e, f)) in dw.chunks_exact_mut(b * c).zip(rows).zip(factors) {
+            for ((e, f), dw) in e.iter().zip(f).zip(dw.chunks_exact_mut(c)) {
+                each!(c, k, dw[k] = dl[k].fma(*e, de[k] * *f));
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// dw_(b c) = dl_c e_b
+    pub fn contract_outer<T: Real>(dw: &mut [T], dl: &[T], e: &[T], c: usize, b: usize) {
+        for ((dw, dl), e) in dw.chunks_exact_mut(b * c).zip(dl.chunks_exact(c)).zip(e.chunks_exact(b)) {
+            for (e, dw) in e.iter().zip(dw.chunks_exact_mut(c)) {
+                each!(c, k, dw[k] = dl[k] * *e);
+            }
+        }
+    }
+}
+
+/// The sum of a chunk, halves first.
+#[inline(always)]
+pub fn sum_of<T: Real>(sums: [T; CHUNK]) -> T {
+    let mut s = sums;
+    let mut n = CHUNK / 2;
+    while n > 0 {
+        for k in 0..n {
+            s[k] += s[k + n];
+        }
+        n /= 2;
+    }
+    s[0]
+}
+
+/// The components of a tensor that a pair turns: p_j + a_i + d.
+#[derive(Clone, Copy)]
+pub struct Turned<'a, T> {
+    pub p: Option<&'a [T]>,
+    pub a: Option<&'a [T]>,
+    pub d: &'a [T],
+}
+
+impl<T: Real> Turned<'_, T> {
+    /// Component x of channel k.
+    #[inline(always)]
+    pub fn at(&self, x: usize, k: usize, n: usize) -> T {
+        let of = |m: Option<&[T]>| m.map_or(T::ZERO, |m| m[x * n + k]);
+        of(self.p) + of(self.a) + self.d[x]
+    }
+}
+
+multiversion! {
+    /// y_(x k) += t_(x k) s_k
+    pub fn turn_add<T: Real>(y: &mut [T], t: Turned<'_, T>, s: &[T]) {
+        let n = s.len();
+        for (x, y) in y.chunks_exact_mut(n).enumerate() {
+            each!(n, k, y[k] = t.at(x, k, n).fma(s[k], y[k]));
+        }
+    }
+}
+
+multiversion! {
+    /// ds_k += sum_x t_(x k) dy_(x k)
+    pub fn turn_back_add<T: Real>(ds: &mut [T], t: Turned<'_, T>, dy: &[T]) {
+        let n = ds.len();
+        for (x, dy) in dy.chunks_exact(n).enumerate() {
+            each!(n, k, ds[k] = t.at(x, k, n).fma(dy[k], ds[k]));
+        }
+    }
+}
+
+multiversion! {
+    /// dp_(x k) += s_k dy_(x k)
+    pub fn spread_add<T: Real>(dp: &mut [T], s: &[T], dy: &[T]) {
+        let n = s.len();
+        for (dp, dy) in dp.chunks_exact_mut(n).zip(dy.chunks_exact(n)) {
+            each!(n, k, dp[k] = s[k].fma(dy[k], dp[k]));
+        }
+    }
+}
+
+multiversion! {
+    /// b_k += sum of column k over all rows
+    pub fn column_sums_add<T: Real>(b: &mut [T], z: &[T], n: usize) {
+        let b = &mut b[..n];
+        for z in z.chunks_exact(n) {
+            each!(n, k, b[k] += z[k]);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A layer on the rows of a block, `y = act(x W + b)`, in all four passes.
+
+use super::kernels::*;
+use super::memory::Plane::*;
+use super::memory::{Plane, Rows};
+use super::plan::{Layer, View};
+use super::task::{Grid, Task};
+use crate::engine::cpu::dense::{Accumulate, Strided, product};
+use crate::engine::cpu::real::Real;
+use crate::model::pinet::options::Act;
+
+/// y = act(x W + b)
+pub fn forward<T: Real>(t: &Task<T>, x: View, y: View, layer: &Layer, parts: usize) {
+    let (gx, gy) = (Grid::new(t, x, parts), Grid::new(t, y, parts));
+    if gx.rows == 0 {
+        return;
+    }
+    let out = t.own_mut(y.buf, Value);
+    let mut accumulate = Accumulate::Overwrite;
+    if let Some(b) = t.b(layer) {
+        for row in out[gy.col..].chunks_mut(gy.ld) {
+            row[..gy.n].copy_from_slice(b);
+        }
+        accumulate = Accumulate::Add;
+    }
+    multiply_by(out, gy, accumulate, t.own(x.buf, Value), gx, t.w(layer));
+    match layer.act {
+        Act::Linear => {}
+        Act::Tanh => gy.stretches().for_each(|(s, _)| tanh_all(&mut out[s])),
+        act => {
+            let (d, dd) = (t.own_mut(y.buf, Slope), t.own_mut(y.buf, Curve));
+            gy.stretches().for_each(|(s, _)| jets(&mut out[s.clone()], &mut d[s.clone()], &mut dd[s], act));
+        }
+    }
+}
+
+/// C (+)= A B with the rows of two grids.
+fn multiply_by<T: Real>(c: &mut [T], gc: Grid, accumulate: Accumulate, a: &[T], ga: Grid, b: &[T]) {
+    let a = Strided { data: &a[ga.col..], row: ga.ld, col: 1 };
+    product(&mut c[gc.col..], gc.ld, accumulate, a, b, gc.n, gc.rows, gc.n, ga.n);
+}
+
+/// Adjoints of atoms are sums over their users; a matrix of pairs has one user that overwrites.
+fn accumulate<T: Real>(t: &Task<T>, view: View) -> Accumulate {
+    match t.mem.shape(view.buf).rows {
+        Rows::Atom => Accumulate::Add,
+        Rows::Pair => Accumulate::Overwrite,
+    }
+}
+
+/// An adjoint before the activation, in the scratch: `plane` of y times act'.
+fn before_activation<'s, T: Real>(
+    t: &Task<T>,
+    scratch: &'s mut [T],
+    y: View,
+    gy: Grid,
+    act: Act,
+    plane: Plane,
+) -> &'s [T] {
+    let z = &mut scratch[..gy.rows * gy.n];
+    let dy = t.own(y.buf, plane);
+    for (s, d) in gy.stretches() {
+        match act {
+            Act::Linear => z[d].copy_from_slice(&dy[s]),
+            Act::Tanh => through_tanh(&mut z[d], &dy[s.clone()], &t.own(y.buf, Value)[s]),
+            _ => multiply(&mut z[d], &dy[s.clone()], &t.own(y.buf, Slope)[s]),
+        }
+    }
+    z
+}
+
+/// dE/dx (+)= (dE/dy act') W^T
+pub fn reverse<T: Real>(t: &mut Task<T>, x: View, y: View, layer: &Layer, parts: usize) {
+    pass_back(t, x, y, layer, parts, De);
+}
+
+fn pass_back<T: Real>(t: &mut Task<T>, x: View, y: View, layer: &Layer, parts: usize, plane: Plane) {
+    let (gx, gy) = (Grid::new(t, x, parts), Grid::new(t, y, parts));
+    if gx.rows == 0 {
+        return;
+    }
+    let scratch = std::mem::take(&mut t.scratch);
+    let z = before_activation(t, scratch, y, gy, layer.act, plane);
+    let gz = Grid { ld: gy.n, col: 0, ..gy };
+    multiply_by(t.own_mut(x.buf, plane), gx, accumulate(t, x), z, gz, t.w_transposed(layer));
+    t.scratch = scratch;
+}
+
+/// y_dot = act' (x_dot W)
+pub fn tangent<T: Real>(t: &Task<T>, x: View, y: View, layer: &Layer, parts: usize) {
+    let (gx, gy) = (Grid::new(t, x, parts), Grid::new(t, y, parts));
+    if gx.rows == 0 {
+        return;
+    }
+    let dot = t.own_mut(y.buf, Dot);
+    multiply_by(dot, gy, Accumulate::Overwrite, t.own(x.buf, Dot), gx, t.w(layer));
+    for (s, _) in gy.stretches() {
+        activation_tangent(t, &mut dot[s.clone()], y, layer.act, s);
+    }
+}
+
+/// Takes the change of a pre-activation, numbers `s` of y, to that of y.
+pub fn activation_tangent<T: Real>(t: &Task<T>, dot: &mut [T], y: View, act: Act, s: std::ops::Range<usize>) {
+    match act {
+        Act::Linear => {}
+        Act::Tanh => scale_by_tanh_slope(dot, &t.own(y.buf, Value)[s]),
+        _ => {
+            let bent = &mut t.own_mut(y.buf, Bend)[s.clone()];
+            bend(dot, bent, &t.own(y.buf, Slope)[s.clone()], &t.own(y.buf, Curve)[s]);
+        }
+    }
+}
+
+/// The reverse of (value, tangent): dL/dx, and dL/dW, dL/db into the slot.
+pub fn adjoint<T: Real>(t: &mut Task<T>, x: View, y: View, layer: &Layer, parts: usize, constant: bool) {
+    let (gx, gy) = (Grid::new(t, x, parts), Grid::new(t, y, parts));
+    if gx.rows == 0 {
+        return;
+    }
+    let scratch = std::mem::take(&mut t.scratch);
+    let slot = std::mem::take(&mut t.slot);
+    let n = gy.rows * gy.n;
+    let (first, second) = scratch.split_at_mut(n);
+    let (dl_z, de_z): (&[T], &[T]) = match t.forces {
+        false => (before_activation(t, first, y, gy, layer.act, Dl), &[]),
+        true => {
+            both_before_activation(t, first, &mut second[..n], y, gy, layer.act);
+            (first, &second[..n])
+        }
+    };
+    let gradient = &mut slot[layer.slot[0]..][..layer.n_in * layer.n_out];
+    let (m, k) = (layer.n_in, gy.rows);
+    let mut outer = |x: &[T], z: &[T]| {
+        let a = Strided { data: &x[gx.col..], row: 1, col: gx.ld };
+        product(gradient, gy.n, Accumulate::Add, a, z, gy.n, m, gy.n, k);
+    };
+    outer(t.own(x.buf, Value), dl_z);
+    if t.forces {
+        outer(t.own(x.buf, Dot), de_z);
+    }
+    if layer.b.is_some() {
+        column_sums_add(&mut slot[layer.slot[1]..], dl_z, gy.n);
+    }
+    if !constant {
+        let gz = Grid { ld: gy.n, col: 0, ..gy };
+        multiply_by(t.own_mut(x.buf, Dl), gx, accumulate(t, x), dl_z, gz, t.w_transposed(layer));
+    }
+    t.scratch = scratch;
+    t.slot = slot;
+}
+
+/// Both adjoints of y before the activation.
+pub fn both_before_activation<T: Real>(
+    t: &Task<T>,
+    dl_z: &mut [T],
+    de_z: &mut [T],
+    y: View,
+    gy: Grid,
+    act: Act,
+) {
+    let (dl, de) = (t.own(y.buf, Dl), t.own(y.buf, De));
+    for (s, d) in gy.stretches() {
+        let (dl_z, de_z) = (&mut dl_z[d.clone()], &mut de_z[d]);
+        let (dl, de) = (&dl[s.clone()], &de[s.clone()]);
+        match act {
+            Act::Linear => {
+                dl_z.copy_from_slice(dl);
+                de_z.copy_from_slice(de);
+            }
+            Act::Tanh => {
+                both_through_tanh(dl_z, de_z, dl, de, &t.own(y.buf, Value)[s.clone()], &t.own(y.buf, Dot)[s]);
+            }
+            _ => both_through(dl_z, de_z, dl, de, &t.own(y.buf, Slope)[s.clone()], &t.own(y.buf, Bend)[s]),
+        }
+    }
+}

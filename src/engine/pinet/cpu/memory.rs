@@ -1,0 +1,165 @@
+//! The matrices of a step, all in one block of memory that is kept between steps.
+//!
+//! A matrix has one row for each atom or each pair of the batch. Tasks write the rows of their own block and read
+//! those of others only after the pass that wrote them is over; that is what makes the shared access sound.
+
+use crate::engine::cpu::real::Real;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// What the rows of a matrix belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    Atom,
+    Pair,
+}
+
+/// A matrix by its number in the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buf(pub usize);
+
+/// What is kept of a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plane {
+    Value,
+    /// The change along the direction of the second pass.
+    Dot,
+    /// dE/dvalue
+    De,
+    /// dL/dvalue
+    Dl,
+    /// act' and act'' of activations whose derivatives do not follow from their value.
+    Slope,
+    Curve,
+    /// act'' times the change of its argument
+    Bend,
+}
+
+/// The shape of a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    pub rows: Rows,
+    pub width: usize,
+    /// Whether `Slope`, `Curve` and `Bend` are kept.
+    pub jets: bool,
+}
+
+/// Numbers that one cache line of either type holds; matrices start at multiples of it.
+const ALIGN: usize = 16;
+const PLANES: usize = 7;
+
+/// The block of memory.
+#[derive(Default)]
+pub struct Memory<T> {
+    data: Vec<T>,
+    at: Vec<[usize; PLANES]>,
+    /// The parts that hold De and Dl of atoms, which are summed up and must start at zero.
+    sums: [Range<usize>; 2],
+}
+
+impl<T: Real> Memory<T> {
+    /// Room for these matrices.
+    pub fn resize(&mut self, shapes: &[Shape], n_atoms: usize, n_pairs: usize) {
+        let mut end = 0;
+        let mut place = |n: usize| {
+            let start = end;
+            end += n.next_multiple_of(ALIGN);
+            start
+        };
+        self.at.clear();
+        self.at.resize(shapes.len(), [0; PLANES]);
+        let size = |shape: &Shape| shape.width * if shape.rows == Rows::Atom { n_atoms } else { n_pairs };
+        let of_atoms = |shape: &Shape| shape.rows == Rows::Atom;
+        for (sums, plane) in [(0, Plane::De), (1, Plane::Dl)] {
+            let first = place(0);
+            for (at, shape) in self.at.iter_mut().zip(shapes).filter(|(_, shape)| of_atoms(shape)) {
+                at[plane as usize] = place(size(shape));
+            }
+            self.sums[sums] = first..place(0);
+        }
+        for (at, shape) in self.at.iter_mut().zip(shapes) {
+            for (plane, at) in at.iter_mut().enumerate() {
+                let placed = of_atoms(shape) && (plane == Plane::De as usize || plane == Plane::Dl as usize);
+                if !placed && (plane <= Plane::Dl as usize || shape.jets) {
+                    *at = place(size(shape));
+                }
+            }
+        }
+        // Room to spare, so that batches of about the same size do not move it.
+        if self.data.len() < end {
+            self.data.clear();
+            self.data.resize(end + end / 8, T::ZERO);
+        }
+    }
+
+    /// Sets De of all atoms to zero.
+    pub fn clear_de(&mut self) {
+        self.data[self.sums[0].clone()].fill(T::ZERO);
+    }
+
+    /// Sets Dl of all atoms to zero.
+    pub fn clear_dl(&mut self) {
+        self.data[self.sums[1].clone()].fill(T::ZERO);
+    }
+
+    /// Access for tasks.
+    pub fn share<'a>(&'a mut self, shapes: &'a [Shape]) -> Shared<'a, T> {
+        Shared {
+            base: self.data.as_mut_ptr(),
+            len: self.data.len(),
+            at: &self.at,
+            shapes,
+            memory: PhantomData,
+        }
+    }
+}
+
+/// The matrices as tasks see them.
+pub struct Shared<'a, T> {
+    base: *mut T,
+    len: usize,
+    at: &'a [[usize; PLANES]],
+    shapes: &'a [Shape],
+    memory: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: tasks touch disjoint rows, see `rows_mut`.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T: Real> Shared<'a, T> {
+    pub fn width(&self, buf: Buf) -> usize {
+        self.shapes[buf.0].width
+    }
+
+    pub fn shape(&self, buf: Buf) -> Shape {
+        self.shapes[buf.0]
+    }
+
+    fn span(&self, buf: Buf, plane: Plane, rows: &Range<usize>) -> (usize, usize) {
+        let width = self.shapes[buf.0].width;
+        let start = self.at[buf.0][plane as usize] + rows.start * width;
+        let len = rows.len() * width;
+        assert!(start + len <= self.len, "the rows lie within the memory");
+        (start, len)
+    }
+
+    /// Rows that nobody writes meanwhile: the caller's own, or those of an earlier pass.
+    pub fn rows(&self, buf: Buf, plane: Plane, rows: Range<usize>) -> &'a [T] {
+        let (start, len) = self.span(buf, plane, &rows);
+        // SAFETY: within the memory; the plan lets nobody write them at this time.
+        unsafe { std::slice::from_raw_parts(self.base.add(start), len) }
+    }
+
+    /// Rows of the caller's own block.
+    ///
+    /// # Safety
+    /// No one else may hold these rows of this matrix and plane.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn rows_mut(&self, buf: Buf, plane: Plane, rows: Range<usize>) -> &'a mut [T] {
+        let (start, len) = self.span(buf, plane, &rows);
+        // SAFETY: within the memory; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
+    }
+}

@@ -1,0 +1,108 @@
+//! The CPU engine against the reference.
+
+use super::*;
+use crate::engine::pinet::reference::PinetReference;
+use crate::engine::pinet::reference::tests::{frame, networks, params, seeds};
+
+/// The largest difference over the largest wanted number.
+fn deviation(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
+    got.iter()
+        .zip(want)
+        .fold(0.0, |a: f64, (g, w)| if (g - w).is_nan() { f64::NAN } else { a.max((g - w).abs()) })
+        / scale
+}
+
+/// Batches of every kind: cells, clusters, one atom, no pairs, many atoms.
+fn batches(model: &PinetModel) -> Vec<Vec<PinetFrame>> {
+    let far = PinetFrame::new(model, &[1, 8], &[0.0, 0.0, 0.0, 50.0, 0.0, 0.0], None).unwrap();
+    vec![
+        vec![frame(model, 9, 1, true)],
+        vec![frame(model, 7, 2, false), frame(model, 1, 3, false), frame(model, 8, 4, true)],
+        vec![frame(model, 1, 5, false), far],
+        vec![frame(model, 1, 6, true)],
+        vec![frame(model, 40, 7, true), frame(model, 6, 8, false)],
+    ]
+}
+
+struct Results {
+    out: PinetPrediction,
+    grad: Vec<f64>,
+}
+
+fn results(engine: &mut dyn PinetEngine, params: &[f64], batch: &[&PinetFrame]) -> Results {
+    let mut out = PinetPrediction::default();
+    engine.evaluate(&mut out, params, batch);
+    let mut grad = vec![1.0; params.len()];
+    engine.backward(&mut grad, params, batch, &seeds(&out));
+    Results { out, grad }
+}
+
+fn compare<T: Real>(tolerance: f64) {
+    for (name, model) in networks() {
+        let params = params(&model);
+        for forces in [true, false] {
+            // One engine for all batches: what one leaves behind must not show in the next.
+            let mut engine = PinetCpu::<T>::new(model.clone(), 2, forces).unwrap();
+            let mut reference = PinetReference::new(model.clone(), forces);
+            for (k, frames) in batches(&model).iter().enumerate() {
+                let batch: Vec<&PinetFrame> = frames.iter().collect();
+                let want = results(&mut reference, &params, &batch);
+                let got = results(&mut engine, &params, &batch);
+                let all = [
+                    ("energy", deviation(&got.out.energy, &want.out.energy)),
+                    ("outputs", deviation(&got.out.atomic, &want.out.atomic)),
+                    ("force", deviation(&got.out.force, &want.out.force)),
+                    ("stress", deviation(got.out.stress.as_flattened(), want.out.stress.as_flattened())),
+                    ("gradient", deviation(&got.grad, &want.grad)),
+                ];
+                for (what, deviation) in all {
+                    assert!(
+                        deviation < tolerance,
+                        "{name}, batch {k}, forces {forces}: {what} off by {deviation}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn float64_agrees_with_the_reference() {
+    compare::<f64>(1e-11);
+}
+
+#[test]
+fn float32_agrees_with_the_reference_to_its_own_precision() {
+    compare::<f32>(2e-4);
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    for (name, model) in networks() {
+        let params = params(&model);
+        let frames: Vec<PinetFrame> = (0..6).map(|k| frame(&model, 20 + k as usize, k, true)).collect();
+        let batch: Vec<&PinetFrame> = frames.iter().collect();
+        let of = |threads| {
+            results(&mut PinetCpu::<f32>::new(model.clone(), threads, true).unwrap(), &params, &batch)
+        };
+        let (one, three) = (of(1), of(3));
+        assert_eq!(one.out, three.out, "{name}");
+        assert_eq!(one.grad, three.grad, "{name}");
+    }
+}
+
+#[test]
+fn a_second_backward_gives_the_same_gradient() {
+    for (name, model) in networks() {
+        let params = params(&model);
+        let frames = [frame(&model, 12, 1, true), frame(&model, 9, 2, false)];
+        let batch: Vec<&PinetFrame> = frames.iter().collect();
+        let mut engine = PinetCpu::<f64>::new(model.clone(), 2, true).unwrap();
+        let first = results(&mut engine, &params, &batch);
+        let mut grad = vec![0.0; params.len()];
+        engine.backward(&mut grad, &params, &batch, &seeds(&first.out));
+        assert_eq!(grad, first.grad, "{name}");
+    }
+}

@@ -1,0 +1,42 @@
+//! Symbols and atomic numbers.
+
+use crate::bail;
+use crate::error::Result;
+
+/// Symbols in the order of atomic numbers, hydrogen first.
+const SYMBOLS: [&str; 118] = [
+    "H", "He", "Li", "Be", "B", "C", "N", "O", "F", "Ne", "Na", "Mg", "Al", "Si", "P", "S", "Cl", "Ar", "K",
+    "Ca", "Sc", "Ti", "V", "Cr", "Mn", "Fe", "Co", "Ni", "Cu", "Zn", "Ga", "Ge", "As", "Se", "Br", "Kr",
+    "Rb", "Sr", "Y", "Zr", "Nb", "Mo", "Tc", "Ru", "Rh", "Pd", "Ag", "Cd", "In", "Sn", "Sb", "Te", "I", "Xe",
+    "Cs", "Ba", "La", "Ce", "Pr", "Nd", "Pm", "Sm", "Eu", "Gd", "Tb", "Dy", "Ho", "Er", "Tm", "Yb", "Lu",
+    "Hf", "Ta", "W", "Re", "Os", "Ir", "Pt", "Au", "Hg", "Tl", "Pb", "Bi", "Po", "At", "Rn", "Fr", "Ra",
+    "Ac", "Th", "Pa", "U", "Np", "Pu", "Am", "Cm", "Bk", "Cf", "Es", "Fm", "Md", "No", "Lr", "Rf", "Db",
+    "Sg", "Bh", "Hs", "Mt", "Ds", "Rg", "Cn", "Nh", "Fl", "Mc", "Lv", "Ts", "Og",
+];
+
+/// The atomic number of a symbol in any case, or of an atomic number in digits.
+pub fn atomic_number(text: &str) -> Result<i32> {
+    let text = text.trim();
+    if let Some(i) = SYMBOLS.iter().position(|symbol| symbol.eq_ignore_ascii_case(text)) {
+        return Ok(i as i32 + 1);
+    }
+    match text.parse::<i32>() {
+        Ok(z) if (1..=118).contains(&z) => Ok(z),
+        _ => bail!("\"{}\" is not the symbol of an element", text.chars().take(40).collect::<String>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_and_numbers_are_understood() {
+        for (text, z) in [("H", 1), ("o", 8), ("CL", 17), ("Og", 118), ("26", 26), (" Fe ", 26)] {
+            assert_eq!(atomic_number(text).unwrap(), z);
+        }
+        for text in ["", "X", "0", "119", "OW"] {
+            assert!(atomic_number(text).is_err(), "{text}");
+        }
+    }
+}

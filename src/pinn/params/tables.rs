@@ -1,0 +1,330 @@
+//! The keys of every block of params.yml. Defaults are PiNN's.
+
+use crate::config::{Key, Kind, Table};
+
+const WIDTH: Kind = Kind::Int(1, 100_000);
+const WIDTHS: Kind = Kind::List(&WIDTH);
+const LIMIT: Kind = Kind::OneOf(&[Kind::Bool, Kind::POSITIVE]);
+
+const MODEL_DIR: Key = Key::new("model_dir", Kind::Text)
+    .default("\"model\"")
+    .doc("The folder of params.yml, checkpoints and events.");
+const PARALLEL: Key =
+    Key::new("parallel", Kind::Bool).default("false").doc("Whether the run is meant for several processes.");
+const PRECISION: Key = Key::new("precision", Kind::choice(&["float32", "float64"]))
+    .default("\"float32\"")
+    .doc("Phalanx only. Number type of the network.");
+const SEED: Key = Key::new("seed", Kind::Int(0, u64::MAX as i128))
+    .default("1")
+    .doc("Phalanx only. Seed of the initial parameters and of the order of the data.");
+
+/// The top of a file: of the newer style, and of the fork's.
+pub static TOP: [Table; 2] = [
+    Table::of(&[
+        MODEL_DIR,
+        Key::new("model", Kind::Object(&NAMED)).doc("Name and parameters of the model."),
+        Key::new("network", Kind::Object(&NAMED)).doc("Name and parameters of the network."),
+        Key::new("optimizer", Kind::OneOf(&[Kind::Object(&KERAS), Kind::Text, Kind::Null]))
+            .optional()
+            .doc("A Keras optimiser: class_name and config."),
+        PARALLEL,
+        PRECISION,
+        SEED,
+    ]),
+    Table::of(&[
+        MODEL_DIR,
+        Key::new("model", Kind::Text).default("\"potential_model\"").doc("potential_model or dipole_model."),
+        Key::new("network", Kind::Text).doc("Name of the network: pinet."),
+        Key::new("network_params", Kind::Any).default("{}").doc("Parameters of the network."),
+        Key::new("model_params", Kind::Any).default("{}").doc("Parameters of the model and the optimiser."),
+        PARALLEL,
+        PRECISION,
+        SEED,
+    ]),
+];
+
+static NAMED: Table = Table::of(&[
+    Key::new("name", Kind::Text).doc("Which one."),
+    Key::new("params", Kind::Any).default("{}").doc("Its parameters."),
+]);
+
+/// A Keras object: what it is, and its configuration.
+pub static KERAS: Table = Table::of(&[
+    Key::new("class_name", Kind::Text).doc("Such as Adam or ExponentialDecay."),
+    Key::new("config", Kind::Any).default("{}").doc("Its arguments."),
+    Key::new("module", Kind::Any).optional(),
+    Key::new("registered_name", Kind::Any).optional(),
+]);
+
+/// The `network` block of PiNet and of PiNet2.
+pub static NETWORK: [Table; 2] = [
+    Table::of(&[Key::new("network", Kind::Object(&PINET_BLOCK))]),
+    Table::of(&[Key::new("network", Kind::Object(&PINET2_BLOCK))]),
+];
+
+static PINET_BLOCK: Table =
+    Table::of(&[Key::new("name", Kind::Text), Key::new("params", Kind::Object(&PINET)).defaults_inside()]);
+static PINET2_BLOCK: Table =
+    Table::of(&[Key::new("name", Kind::Text), Key::new("params", Kind::Object(&PINET2)).defaults_inside()]);
+
+/// `network_params` of the fork.
+pub static NETWORK_PARAMS: Table =
+    Table::of(&[Key::new("network_params", Kind::Object(&FORK_PINET)).defaults_inside()]);
+
+/// The `model` block of potential_model and of dipole_model.
+pub static MODEL: [Table; 2] = [
+    Table::of(&[Key::new("model", Kind::Object(&POTENTIAL_BLOCK))]),
+    Table::of(&[Key::new("model", Kind::Object(&DIPOLE_BLOCK))]),
+];
+
+static POTENTIAL_BLOCK: Table = Table::of(&[
+    Key::new("name", Kind::Text),
+    Key::new("params", Kind::Object(&POTENTIAL)).defaults_inside(),
+]);
+static DIPOLE_BLOCK: Table =
+    Table::of(&[Key::new("name", Kind::Text), Key::new("params", Kind::Object(&DIPOLE)).defaults_inside()]);
+
+/// `model_params` of the fork, for either model.
+pub static MODEL_PARAMS: [Table; 2] = [
+    Table::of(&[Key::new("model_params", Kind::Object(&FORK_POTENTIAL)).defaults_inside()]),
+    Table::of(&[Key::new("model_params", Kind::Object(&FORK_DIPOLE)).defaults_inside()]),
+];
+
+const ATOM_TYPES: Key =
+    Key::new("atom_types", Kind::List(&Kind::Int(1, 118))).default("[1,6,7,8]").doc("Atomic numbers.");
+const RC: Key = Key::new("rc", Kind::POSITIVE).default("4.0").unit("A").doc("Pairs beyond are not seen.");
+const CUTOFF_TYPE: Key = Key::new("cutoff_type", Kind::choice(&["f1", "f2", "hip"])).default("\"f1\"");
+const BASIS_TYPE: Key =
+    Key::new("basis_type", Kind::choice(&["polynomial", "gaussian"])).default("\"polynomial\"");
+const N_BASIS: Key = Key::new("n_basis", Kind::OneOf(&[Kind::Int(1, 10_000), Kind::List(&Kind::POSITIVE)]))
+    .default("4")
+    .doc("The number of radial functions, or the powers of a polynomial basis.");
+const GAMMA: Key = Key::new("gamma", Kind::OneOf(&[Kind::POSITIVE, Kind::List(&Kind::POSITIVE)]))
+    .default("3.0")
+    .unit("1/A^2")
+    .doc("Width of the Gaussians.");
+const CENTER: Key = Key::new("center", Kind::OneOf(&[Kind::List(&Kind::NOT_NEGATIVE), Kind::Null]))
+    .default("null")
+    .unit("A")
+    .doc("Centers of the Gaussians; null: evenly from 0 to rc.");
+const PP_NODES: Key = Key::new("pp_nodes", WIDTHS).default("[16,16]");
+const PI_NODES: Key = Key::new("pi_nodes", WIDTHS).default("[16,16]");
+const II_NODES: Key = Key::new("ii_nodes", WIDTHS).default("[16,16]");
+const OUT_NODES: Key = Key::new("out_nodes", WIDTHS).default("[16,16]");
+const OUT_UNITS: Key = Key::new("out_units", WIDTH).default("1");
+const OUT_POOL: Key =
+    Key::new("out_pool", Kind::OneOf(&[Kind::Bool, Kind::choice(&["sum", "max", "min", "avg"])]))
+        .default("false");
+const DEPTH: Key = Key::new("depth", Kind::Int(1, 1000)).default("4").doc("The number of blocks.");
+const ACT: Key =
+    Key::new("act", Kind::Text).default("\"tanh\"").doc("An activation function by its Keras name.");
+
+static PINET: Table = Table::of(&[
+    ATOM_TYPES,
+    RC,
+    CUTOFF_TYPE,
+    BASIS_TYPE,
+    N_BASIS,
+    GAMMA,
+    CENTER,
+    PP_NODES,
+    PI_NODES,
+    II_NODES,
+    OUT_NODES,
+    OUT_UNITS,
+    OUT_POOL,
+    DEPTH,
+    ACT,
+]);
+
+static PINET2: Table = Table::of(&[
+    ATOM_TYPES,
+    RC,
+    CUTOFF_TYPE,
+    BASIS_TYPE,
+    N_BASIS,
+    GAMMA,
+    CENTER,
+    PP_NODES,
+    PI_NODES,
+    II_NODES,
+    OUT_NODES,
+    OUT_UNITS,
+    OUT_POOL,
+    DEPTH,
+    ACT,
+    Key::new("rank", Kind::Int(1, 5)).default("3").doc("1, 3 or 5."),
+    Key::new("weighted", Kind::Bool).default("false"),
+    Key::new("out_extra", Kind::Any).default("{}").doc("Further outputs by tensor, with their width."),
+]);
+
+static FORK_PINET: Table = Table::of(&[
+    ATOM_TYPES,
+    RC,
+    CUTOFF_TYPE,
+    BASIS_TYPE,
+    N_BASIS,
+    GAMMA,
+    PP_NODES,
+    PI_NODES,
+    II_NODES,
+    Key::new("en_nodes", WIDTHS).default("[16,16]"),
+    DEPTH,
+    ACT,
+    Key::new("preprocess", Kind::Bool).default("false").ignored(""),
+]);
+
+const E_DRESS: Key = Key::new("e_dress", Kind::Any).default("{}").doc("Energy of an atom by atomic number.");
+const E_SCALE: Key = Key::new("e_scale", Kind::POSITIVE).default("1.0");
+const E_UNIT: Key = Key::new("e_unit", Kind::POSITIVE).default("1.0");
+const MAX_ENERGY: Key = Key::new("max_energy", LIMIT).default("false");
+const USE_E_PER_ATOM: Key = Key::new("use_e_per_atom", Kind::Bool).default("false");
+const LOG_E_PER_ATOM: Key = Key::new("log_e_per_atom", Kind::Bool).default("false");
+const USE_E_WEIGHT: Key = Key::new("use_e_weight", Kind::Bool).default("false");
+const USE_FORCE: Key = Key::new("use_force", Kind::Bool).default("false");
+const USE_F_WEIGHTS: Key = Key::new("use_f_weights", Kind::Bool).default("false");
+const USE_L2: Key = Key::new("use_l2", Kind::Bool).default("false");
+const E_LOSS: Key = Key::new("e_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
+const F_LOSS: Key = Key::new("f_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
+const L2_LOSS: Key = Key::new("l2_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
+
+static POTENTIAL: Table = Table::of(&[
+    E_DRESS,
+    E_SCALE,
+    E_UNIT,
+    MAX_ENERGY,
+    USE_E_PER_ATOM,
+    LOG_E_PER_ATOM,
+    USE_E_WEIGHT,
+    USE_FORCE,
+    Key::new("max_force_comp", LIMIT).default("false"),
+    Key::new("no_force_comp", Kind::OneOf(&[Kind::Bool, Kind::Int(1, i64::MAX as i128)])).default("false"),
+    USE_F_WEIGHTS,
+    Key::new("use_stress", Kind::Bool).default("false"),
+    USE_L2,
+    E_LOSS,
+    F_LOSS,
+    Key::new("s_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0"),
+    L2_LOSS,
+    Key::new("separate_errors", Kind::Bool).default("false"),
+]);
+
+const LEARNING_RATE: Key = Key::new("learning_rate", Kind::POSITIVE).default("3e-4");
+const USE_NORM_CLIP: Key = Key::new("use_norm_clip", Kind::Bool).default("true");
+const NORM_CLIP: Key = Key::new("norm_clip", Kind::POSITIVE).default("0.01");
+const USE_DECAY: Key = Key::new("use_decay", Kind::Bool).default("true");
+const DECAY_STEP: Key = Key::new("decay_step", Kind::POSITIVE).default("10000");
+const DECAY_RATE: Key = Key::new("decay_rate", Kind::POSITIVE).default("0.999");
+
+static FORK_POTENTIAL: Table = Table::of(&[
+    E_DRESS,
+    E_SCALE,
+    E_UNIT,
+    MAX_ENERGY,
+    USE_E_PER_ATOM,
+    Key::new("use_e_per_sqrt", Kind::Bool).default("false"),
+    LOG_E_PER_ATOM,
+    USE_E_WEIGHT,
+    USE_FORCE,
+    Key::new("max_force", LIMIT).default("false"),
+    USE_F_WEIGHTS,
+    USE_L2,
+    E_LOSS,
+    F_LOSS,
+    L2_LOSS,
+    LEARNING_RATE,
+    USE_NORM_CLIP,
+    NORM_CLIP,
+    USE_DECAY,
+    DECAY_STEP,
+    DECAY_RATE,
+]);
+
+const D_SCALE: Key = Key::new("d_scale", Kind::POSITIVE).default("1.0");
+const D_UNIT: Key = Key::new("d_unit", Kind::POSITIVE).default("1.0");
+const MAX_DIPOLE: Key = Key::new("max_dipole", LIMIT).default("false");
+const USE_D_PER_ATOM: Key = Key::new("use_d_per_atom", Kind::Bool).default("false");
+const LOG_D_PER_ATOM: Key = Key::new("log_d_per_atom", Kind::Bool).default("false");
+const USE_D_WEIGHT: Key = Key::new("use_d_weight", Kind::Bool).default("false");
+const D_LOSS: Key = Key::new("d_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
+
+static DIPOLE: Table = Table::of(&[
+    D_SCALE,
+    D_UNIT,
+    MAX_DIPOLE,
+    USE_D_PER_ATOM,
+    LOG_D_PER_ATOM,
+    USE_D_WEIGHT,
+    USE_L2,
+    D_LOSS,
+    L2_LOSS,
+]);
+
+static FORK_DIPOLE: Table = Table::of(&[
+    D_SCALE,
+    D_UNIT,
+    MAX_DIPOLE,
+    USE_D_PER_ATOM,
+    Key::new("use_d_per_sqrt", Kind::Bool).default("false"),
+    LOG_D_PER_ATOM,
+    USE_D_WEIGHT,
+    USE_L2,
+    D_LOSS,
+    L2_LOSS,
+    LEARNING_RATE,
+    USE_NORM_CLIP,
+    NORM_CLIP,
+    USE_DECAY,
+    DECAY_STEP,
+    DECAY_RATE,
+]);
+
+/// The `config` of a Keras Adam, within an object that gives its keys their paths.
+pub static ADAM: Table = Table::of(&[Key::new("optimizer", Kind::Object(&ADAM_BLOCK))]);
+
+static ADAM_BLOCK: Table = Table::of(&[
+    Key::new("class_name", Kind::Text),
+    Key::new("config", Kind::Object(&ADAM_CONFIG)).defaults_inside(),
+    Key::new("module", Kind::Any).optional(),
+    Key::new("registered_name", Kind::Any).optional(),
+]);
+
+const CLIP: Kind = Kind::OneOf(&[Kind::POSITIVE, Kind::Null]);
+
+static ADAM_CONFIG: Table = Table::of(&[
+    Key::new("learning_rate", Kind::OneOf(&[Kind::POSITIVE, Kind::Object(&SCHEDULE)]))
+        .default("0.001")
+        .doc("A number, or a schedule."),
+    Key::new("beta_1", Kind::float(0.0, true, 1.0, false)).default("0.9"),
+    Key::new("beta_2", Kind::float(0.0, true, 1.0, false)).default("0.999"),
+    Key::new("epsilon", Kind::NOT_NEGATIVE).default("1e-7"),
+    Key::new("clipnorm", CLIP).default("null").doc("Largest norm of the gradient of each variable."),
+    Key::new("global_clipnorm", CLIP).default("null").doc("Largest norm of the whole gradient."),
+    Key::new("clipvalue", CLIP).default("null").doc("Largest component of the gradient."),
+    Key::new("decay", Kind::float(0.0, true, 0.0, true))
+        .default("0.0")
+        .doc("Other values are not supported."),
+    Key::new("amsgrad", Kind::Bool).default("false"),
+    Key::new("name", Kind::Any).optional().ignored(""),
+    Key::new("weight_decay", Kind::Null).default("null"),
+    Key::new("use_ema", Kind::Bool).default("false"),
+    Key::new("ema_momentum", Kind::Any).optional().ignored(""),
+    Key::new("ema_overwrite_frequency", Kind::Any).optional().ignored(""),
+    Key::new("jit_compile", Kind::Any).optional().ignored(""),
+    Key::new("is_legacy_optimizer", Kind::Any).optional().ignored(""),
+]);
+
+static SCHEDULE: Table = Table::of(&[
+    Key::new("class_name", Kind::choice(&["ExponentialDecay"])),
+    Key::new("config", Kind::Object(&SCHEDULE_CONFIG)),
+    Key::new("module", Kind::Any).optional(),
+    Key::new("registered_name", Kind::Any).optional(),
+]);
+
+static SCHEDULE_CONFIG: Table = Table::of(&[
+    Key::new("initial_learning_rate", Kind::POSITIVE).doc("The rate before the first step."),
+    Key::new("decay_steps", Kind::POSITIVE).doc("Steps over which the rate falls by decay_rate."),
+    Key::new("decay_rate", Kind::POSITIVE).doc("What the rate is multiplied by."),
+    Key::new("staircase", Kind::Bool).default("false").doc("Whether the rate falls in stairs."),
+    Key::new("name", Kind::Any).optional().ignored(""),
+]);

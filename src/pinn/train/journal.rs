@@ -1,0 +1,120 @@
+//! What rank 0 writes of a PiNN run: log lines, TensorBoard events of training and of evaluation, `eval.log`, checkpoints.
+
+use super::early_stop::EarlyStop;
+use super::learner::MetricNames;
+use super::state::PinnState;
+use crate::checkpoint::Checkpoint;
+use crate::err;
+use crate::error::{IoContext, Result};
+use crate::report::lcurve::Row;
+use crate::report::number::exp;
+use crate::report::tensorboard::EventWriter;
+use crate::train::learner::{Snapshot, StepRate, StepReport};
+use crate::train::run::Journal;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// The files of a run in its `model_dir`.
+pub struct PinnJournal {
+    pub model_dir: PathBuf,
+    /// `params.yml` as JSON, with all that was worked out.
+    pub params: serde_json::Value,
+    pub log_every: u64,
+    pub events: EventWriter,
+    /// Opened at the first evaluation.
+    pub eval_events: Option<EventWriter>,
+    pub names: MetricNames,
+    pub early_stop: EarlyStop,
+}
+
+impl PinnJournal {
+    /// One line of `eval.log`, in the form that `pinn log` prints.
+    fn eval_line(&self, done: u64, shown: &[(&str, f64)]) -> Result<()> {
+        let path = self.model_dir.join("eval.log");
+        let rmse: Vec<_> = shown.iter().filter(|(name, _)| name.contains("RMSE")).collect();
+        let mut text = String::new();
+        if !path.exists() {
+            let names: Vec<&str> = rmse.iter().map(|(name, _)| *name).collect();
+            text += &format!("# Step  {}\n", names.join("  "));
+        }
+        let values: String = rmse.iter().map(|(_, x)| format!("{:>14} ", exp(*x, 6))).collect();
+        text += &format!("{done:<9} {values}\n");
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&path).io("open", &path)?;
+        file.write_all(text.as_bytes()).io("write", &path)
+    }
+}
+
+impl Journal for PinnJournal {
+    fn row(&mut self, row: &Row) -> Result<Option<String>> {
+        // The loop shows the root of the loss first.
+        log::info!("step {:9}: loss = {:.6e}, lr = {:.3e}", row.step, row.train[0] * row.train[0], row.lr);
+        Ok(None)
+    }
+
+    fn records(&self, done: u64) -> bool {
+        done == 1 || (self.log_every > 0 && done.is_multiple_of(self.log_every))
+    }
+
+    fn record(&mut self, done: u64, rate: StepRate, report: &StepReport, speed: f64) -> Result<()> {
+        let value = &report.values[0];
+        let terms = value.terms.iter().map(|t| (format!("METRICS/{}", t.name), t.value));
+        let fixed = [
+            ("loss".to_string(), value.loss),
+            ("learning_rate".to_string(), rate.scaled),
+            ("gradient_norm".to_string(), report.gradient_norm),
+            ("global_step/sec".to_string(), speed),
+        ];
+        let all: Vec<(String, f64)> = fixed.into_iter().chain(terms).collect();
+        self.events.scalars(done, all.iter().map(|(name, x)| (name.as_str(), *x)))
+    }
+
+    fn evaluated(&mut self, done: u64, values: &[f64]) -> Result<bool> {
+        let names = self.names.get().cloned().unwrap_or_default();
+        if let Some(unknown) =
+            self.early_stop.metrics().find(|metric| !names.iter().any(|name| name == metric))
+        {
+            return Err(err!("--early-stop: there is no metric \"{unknown}\"")
+                .help(format!("there are {}", names.join(", "))));
+        }
+        let shown: Vec<(&str, f64)> = names.iter().map(String::as_str).zip(values.iter().copied()).collect();
+        let line: Vec<String> = shown.iter().map(|(name, x)| format!("{name} = {x:.6e}")).collect();
+        log::info!("evaluation after step {done}: {}", line.join(", "));
+        self.eval_line(done, &shown)?;
+        if self.eval_events.is_none() {
+            self.eval_events = Some(EventWriter::create(&self.model_dir.join("eval"))?);
+        }
+        if let Some(events) = &mut self.eval_events {
+            let tag = |name: &str| if name == "loss" { name.to_string() } else { format!("METRICS/{name}") };
+            let tagged: Vec<(String, f64)> = shown.iter().map(|(name, x)| (tag(name), *x)).collect();
+            events.scalars(done, tagged.iter().map(|(name, x)| (name.as_str(), *x)))?;
+            events.flush()?;
+        }
+        Ok(self.early_stop.enough(done, &shown))
+    }
+
+    fn checkpoint(&self, step: u64, draws: u64, snapshot: Snapshot) -> Checkpoint {
+        PinnState {
+            step,
+            draws,
+            params_file: self.params.clone(),
+            params: snapshot.params,
+            first_moment: snapshot.first_moment,
+            second_moment: snapshot.second_moment,
+        }
+        .into_checkpoint()
+    }
+
+    fn close(&mut self) -> Result<()> {
+        self.events.flush()?;
+        self.eval_events.as_mut().map_or(Ok(()), |events| events.flush())
+    }
+
+    fn end_lines(&self) -> Vec<String> {
+        let dir = self.model_dir.display();
+        vec![format!("Trained model: {dir}"), format!("Errors of the evaluations: {dir}/eval.log")]
+    }
+
+    fn continue_command(&self) -> String {
+        format!("the same pinn train command; it goes on from {}", self.model_dir.display())
+    }
+}

@@ -1,0 +1,278 @@
+//! `pinn train`: the loop of [`crate::train`] with a PiNet.
+
+mod options; // what the command line says
+mod structures; // prepared structures with labels, in batches
+mod learner; // one update, errors over the evaluation set
+mod journal; // what rank 0 writes
+mod early_stop; // training ends where nothing improves
+mod state; // a run as a checkpoint
+mod dress; // energies of elements, from the data
+
+use crate::checkpoint::{self, Checkpoint};
+use crate::engine::pinet::cpu::PinetCpu;
+use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
+use crate::error::Result;
+use crate::loss::pinn::PinnLoss;
+use crate::model::dp::options::Precision;
+use crate::model::pinet::PinetModel;
+use crate::optim::keras_adam::KerasAdam;
+use crate::pinn::data::Source;
+use crate::pinn::data::detect::DataSet;
+use crate::pinn::params::{Params, write_params};
+use crate::report::tensorboard::EventWriter;
+use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
+use crate::train::learner::StepRate;
+use crate::train::run::{Journal, Plan, Run, Validates};
+use crate::train::session::{self, Session, SessionOptions};
+use crate::train::step::GradientSum;
+use crate::train::team::Team;
+use crate::{bail, err};
+pub use options::TrainArgs;
+
+use early_stop::EarlyStop;
+use journal::PinnJournal;
+use learner::{Evaluation, MetricNames, PinnLearner};
+use state::PinnState;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use structures::{Batches, Nothing};
+
+/// Batches that are prepared ahead of the step.
+const QUEUE_DEPTH: usize = 16;
+/// Memory for prepared structures where they are kept, which is the default.
+const CACHE_BYTES: usize = 2 << 30;
+/// The evaluation set where none is named, as in PiNN.
+const DEFAULT_EVAL: &str = "eval.yml";
+/// Between two evaluations at least, as PiNN has it; one always follows the last step.
+const EVALUATION_PAUSE: Duration = Duration::from_secs(600);
+
+/// Trains a network: `pinn train`.
+pub fn main(args: &TrainArgs) -> Result<()> {
+    let session = SessionOptions {
+        log_level: args.log_level,
+        log_path: args.log_path.clone(),
+        mpi_log: args.mpi_log,
+        stall_timeout: None,
+    };
+    session::run(&session, |team, session| train(team, session, args))
+}
+
+/// Everything that is there before the first step.
+struct Setup {
+    params: Params,
+    model: Arc<PinetModel>,
+    loss: Arc<PinnLoss>,
+    training: Batches,
+    evaluation: Option<Batches>,
+    /// Whether each rank has files of its own, instead of a share of all draws.
+    by_file: bool,
+    resumed: Option<PinnState>,
+}
+
+fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
+    let early_stop = EarlyStop::new(&args.early_stop);
+    let setup = setup(team, args)?;
+    let names = MetricNames::default();
+    let mut learner = learner(team, session, args, &setup, &names)?;
+    let (start, draws) = setup.resumed.as_ref().map_or((0, 0), |state| (state.step, state.draws));
+    if start > 0 {
+        log::info!("continuing after step {start} of {}", setup.params.model_dir.display());
+    }
+    let scale = team.size() as f64;
+    if team.size() > 1 {
+        log::info!(
+            "learning rate is scaled by {scale} for {scale} ranks: it starts at {:e}",
+            setup.params.optimizer.rate.scaled(scale).at(0)
+        );
+    }
+    let schedule = setup.params.optimizer.rate;
+    let plan = Plan {
+        num_steps: args.train_steps,
+        start,
+        draws_per_step: team.size() as u64,
+        first_draw: draws,
+        rate: Box::new(move |step| StepRate {
+            schedule: schedule.at(step),
+            scaled: schedule.scaled(scale).at(step),
+        }),
+        disp_freq: args.log_every,
+        save_freq: args.ckpt_every,
+        validates: Validates::AfterSave(EVALUATION_PAUSE),
+        save_ckpt: setup.params.model_dir.join("model.ckpt"),
+        max_ckpt_keep: args.max_ckpts,
+        tells_time: true,
+        shows_progress: true,
+        profiling: args.profile,
+        profiling_file: setup.params.model_dir.join("timeline.json"),
+    };
+    let open = || -> Result<PinnJournal> {
+        Ok(PinnJournal {
+            model_dir: setup.params.model_dir.clone(),
+            params: setup.params.written.clone(),
+            log_every: args.log_every,
+            events: EventWriter::create(&setup.params.model_dir)?,
+            eval_events: None,
+            names,
+            early_stop,
+        })
+    };
+    let journal = team.is_root().then(open).transpose();
+    let mut journal = team.agree(journal)?;
+    let journal = journal.as_mut().map(|journal| journal as &mut dyn Journal);
+    Run::new(team, plan, &mut learner, journal, &session.far_lines)?.to_the_end(team)
+}
+
+fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
+    // Every rank reads the small file: it says the same to all, and mistakes are told once.
+    let read = Params::read(&args.params).map(|params| match &args.model_dir {
+        Some(folder) => params.with_model_dir(folder),
+        None => params,
+    });
+    let mut params = team.agree(read)?;
+    if params.parallel && team.size() == 1 {
+        log::warn!(
+            "params.yml says parallel: true, but this is one process: start it with mpirun, torchrun, horovodrun or srun"
+        );
+    }
+    let opened = open_training(team, args);
+    let (source, by_file) = team.agree(opened)?;
+    let eval = team.agree(open_evaluation(args))?;
+    if args.init {
+        dress::init(team, &mut params, &*source, by_file)?;
+    }
+    let model = Arc::new(team.agree(PinetModel::new(params.network.clone()))?);
+    let loss = Arc::new(PinnLoss::new(params.model.clone(), &model, params.seed));
+    let batches = |source, size| Batches::new(source, model.clone(), loss.clone(), size);
+    let training = team.agree(batches(source, args.batch))?;
+    let evaluation = match eval {
+        Some(source) => Some(team.agree(batches(source, args.eval_batch.or(args.batch)))?),
+        None => None,
+    };
+    let resumed = resume(team, &params, model.n_params())?;
+    team.from_root(|| write_params(&params.model_dir, &params.written).map(|_| ()))?;
+    Ok(Setup { params, model: model.clone(), loss: loss.clone(), training, evaluation, by_file, resumed })
+}
+
+/// Opens the training set: this rank's files where there are several, or all of them where there is one.
+fn open_training(team: &Team, args: &TrainArgs) -> Result<(Arc<dyn Source>, bool)> {
+    let data = DataSet::new(&args.train_ds, &args.fmt)?;
+    let by_file = team.size() > 1 && data.n_files() > 1;
+    let source = if by_file { data.open_part(team.rank(), team.size())? } else { data.open()? };
+    let what = if by_file { "its own files" } else { "all files" };
+    log::info!("training set: {} structures from {} ({what})", source.len(), source.place());
+    Ok((Arc::from(source), by_file))
+}
+
+/// Opens the evaluation set. The one that is meant when none is named may be missing.
+fn open_evaluation(args: &TrainArgs) -> Result<Option<Arc<dyn Source>>> {
+    if args.eval_ds == DEFAULT_EVAL && !Path::new(DEFAULT_EVAL).exists() {
+        log::warn!(
+            "there is no {DEFAULT_EVAL}, and no -e names other data: training goes on without evaluations"
+        );
+        return Ok(None);
+    }
+    let source = DataSet::new(&args.eval_ds, &args.fmt)?.open()?;
+    log::info!("evaluation set: {} structures from {}", source.len(), source.place());
+    Ok(Some(Arc::from(source)))
+}
+
+/// The newest complete checkpoint of the model's folder; rank 0 reads it for all.
+fn resume(team: &mut Team, params: &Params, n_params: usize) -> Result<Option<PinnState>> {
+    let prefix = params.model_dir.join("model.ckpt");
+    let found = |prefix: &Path| -> Result<Vec<u8>> {
+        if !params.model_dir.is_dir() {
+            return Ok(Vec::new());
+        }
+        match checkpoint::newest_complete(prefix)? {
+            Some((path, _)) => Ok(checkpoint::load(&path)?.to_bytes()),
+            None => Ok(Vec::new()),
+        }
+    };
+    let bytes = team.bytes_from_root(|| found(&prefix))?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let state = Checkpoint::parse(&bytes).and_then(|read| PinnState::from_checkpoint(&read, n_params));
+    team.agree(state.map(Some).map_err(|e| e.at(prefix.display())))
+}
+
+fn learner(
+    team: &mut Team,
+    session: &Session,
+    args: &TrainArgs,
+    setup: &Setup,
+    names: &MetricNames,
+) -> Result<PinnLearner> {
+    let (model, loss) = (&setup.model, &setup.loss);
+    let (threads, forces) = (session.threads.compute, loss.wants_forces());
+    let engine = match setup.params.precision {
+        Precision::Float64 => boxed(PinetCpu::<f64>::new(model.clone(), threads, forces)),
+        Precision::Float32 => boxed(PinetCpu::<f32>::new(model.clone(), threads, forces)),
+    };
+    let engine = team.agree(engine)?;
+    let mut params = model.init(setup.params.seed);
+    let variables = model.table.views().iter().map(|view| view.range()).collect();
+    let mut options = setup.params.optimizer;
+    options.rate = options.rate.scaled(team.size() as f64);
+    let mut adam = KerasAdam::new(options, variables, params.len());
+    if let Some(state) = &setup.resumed {
+        params.copy_from_slice(&state.params);
+        adam.first_moment.copy_from_slice(&state.first_moment);
+        adam.second_moment.copy_from_slice(&state.second_moment);
+    }
+    team.broadcast(&mut params)?;
+    let queue = team.agree(start_queue(team, session, args, setup))?;
+    let evaluation = setup.evaluation.clone().map(|batches| {
+        let count = args.eval_steps.map_or(usize::MAX, |n| n as usize).min(batches.n_batches());
+        Evaluation { batches, count, names: names.clone() }
+    });
+    let n = params.len();
+    let blocks = args.reproducible.then(|| model.table.views().iter().map(|v| v.range()).collect());
+    Ok(PinnLearner {
+        engine,
+        loss: loss.clone(),
+        params,
+        adam,
+        sum: GradientSum::new(n, 1, blocks),
+        queue,
+        evaluation,
+        out: PinetPrediction::default(),
+        seeds: PinetSeeds::default(),
+    })
+}
+
+fn boxed(engine: Result<impl PinetEngine + 'static>) -> Result<Box<dyn PinetEngine>> {
+    engine.map(|engine| Box::new(engine) as Box<dyn PinetEngine>)
+}
+
+/// The pipeline in front of the network: sampler, loader threads, structures with their pairs.
+fn start_queue(
+    team: &Team,
+    session: &Session,
+    args: &TrainArgs,
+    setup: &Setup,
+) -> Result<Queue<Nothing, structures::Structures>> {
+    let (units, batch) = setup.training.units();
+    if units == 0 {
+        bail!("the training set holds no structure");
+    }
+    let pool = Arc::new(Pool::new(vec![units], vec![batch], &[1.0]));
+    let draws = setup.resumed.as_ref().map_or(0, |state| state.draws);
+    // With files of their own, ranks draw from sequences of their own; otherwise they share one.
+    let (rank, size, draws) =
+        if setup.by_file { (0, 1, draws / team.size() as u64) } else { (team.rank(), team.size(), draws) };
+    let seed =
+        if setup.by_file { setup.params.seed.wrapping_add(team.rank() as u64) } else { setup.params.seed };
+    let sampler = Sampler::at(pool, seed, Purpose::Training, draws);
+    let options = QueueOptions {
+        threads: session.threads.loaders,
+        depth: QUEUE_DEPTH,
+        cache_bytes: if args.cache && args.preprocess { CACHE_BYTES } else { 0 },
+        rank,
+        size,
+    };
+    let batches = setup.training.clone();
+    Queue::start(sampler, options, move |id| batches.load(id), |_| Ok(Nothing))
+        .map_err(|e| err!("the training set cannot be read: {e}"))
+}

@@ -1,0 +1,241 @@
+//! The real `pinn train`: alone, continued, as ranks, and with mistakes.
+
+mod common;
+
+use common::{Job, OPEN_MPI, find, free_port};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// A fresh folder with `a.xyz`, `b.xyz`, `c.xyz` (8 structures each) and a small network in `params.yml`.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new(params: &str) -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        for (k, name) in ["a.xyz", "b.xyz", "c.xyz"].into_iter().enumerate() {
+            std::fs::write(place.path(name), structures(8, k)).unwrap();
+        }
+        std::fs::write(place.path("params.yml"), params).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, program: &Path, before: &str, args: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(before.split_whitespace());
+        if !before.is_empty() {
+            command.arg(env!("CARGO_BIN_EXE_pinn"));
+        }
+        command.args(args.split_whitespace()).current_dir(self.0.path());
+        command.envs(OPEN_MPI.iter().copied()).env("OMP_NUM_THREADS", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn alone(&self, args: &str) -> Job {
+        ended(Job::start(self.command(Path::new(env!("CARGO_BIN_EXE_pinn")), "", args)))
+    }
+
+    /// Ranks whose variables are set by hand.
+    fn by_hand(&self, n: usize, args: &str) -> Vec<Job> {
+        let (port, size) = (free_port().to_string(), n.to_string());
+        let start = |rank: usize| {
+            let rank = rank.to_string();
+            let mut command = self.command(Path::new(env!("CARGO_BIN_EXE_pinn")), "", args);
+            command.envs([("RANK", &*rank), ("WORLD_SIZE", &size), ("LOCAL_RANK", &rank)]);
+            command.envs([
+                ("LOCAL_WORLD_SIZE", &*size),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("MASTER_PORT", &port),
+            ]);
+            Job::start(command)
+        };
+        let jobs: Vec<Job> = (0..n).map(start).collect();
+        jobs.into_iter().map(ended).collect()
+    }
+
+    /// Parameters and both moments of a model's newest checkpoint.
+    fn arrays(&self, model: &str) -> Vec<f64> {
+        let saved = phalanx::checkpoint::load(&self.path(model)).unwrap_or_else(|e| panic!("{e}"));
+        ["params", "first_moment", "second_moment"]
+            .iter()
+            .flat_map(|name| saved.f64s(name).unwrap().to_vec())
+            .collect()
+    }
+}
+
+/// Waits, and keeps how it ended in the last line.
+fn ended(mut job: Job) -> Job {
+    let good = job.end(LONG);
+    job.said.push(format!("ended {}", if good { "well" } else { "badly" }));
+    job
+}
+
+#[track_caller]
+fn good(job: &Job) {
+    assert_eq!(job.said.last().map(String::as_str), Some("ended well"), "{}", job.said.join("\n"));
+}
+
+#[track_caller]
+fn bad(job: &Job, texts: &[&str]) {
+    let said = job.said.join("\n");
+    assert!(said.ends_with("ended badly"), "{said}");
+    for text in texts {
+        assert!(said.contains(text), "{text:?} in: {said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+fn params(network: &str, model: &str, rate: f64, more: &str) -> String {
+    format!(
+        "model_dir: model\nprecision: float64\nseed: 3\n{more}\nmodel:\n  name: potential_model\n  params: {{use_force: true, {model}}}\n\
+         network:\n  name: PiNet\n  params: {{atom_types: [1, 8], depth: 2, rc: 3.0, {network}}}\n\
+         optimizer:\n  class_name: Adam\n  config: {{learning_rate: {rate}}}\n"
+    )
+}
+
+fn small(rate: f64) -> String {
+    params("pp_nodes: [6], pi_nodes: [6], ii_nodes: [6], out_nodes: [6]", "", rate, "")
+}
+
+/// Extended xyz: a box of six atoms that are held by springs, with energies and forces to match.
+fn structures(n: usize, seed: usize) -> String {
+    let mut noise = common::Noise(seed as u64 + 17);
+    let mut text = String::new();
+    let home: Vec<[f64; 3]> =
+        (0..6).map(|a| [(a % 2) as f64 * 2.0, (a / 2) as f64 * 1.6, (a % 3) as f64]).collect();
+    for _ in 0..n {
+        let moved: Vec<Vec<f64>> = (0..6).map(|_| noise.fill(3, 0.2)).collect();
+        let energy: f64 = moved.iter().flatten().map(|x| 0.5 * 3.0 * x * x).sum();
+        text += &format!(
+            "6\nLattice=\"5 0 0 0 5 0 0 0 5\" Properties=species:S:1:pos:R:3:forces:R:3 energy={energy} pbc=\"T T T\"\n"
+        );
+        for (a, (home, moved)) in home.iter().zip(&moved).enumerate() {
+            text += if a % 3 == 0 { "O" } else { "H" };
+            (0..3).for_each(|k| text += &format!(" {}", home[k] + moved[k]));
+            (0..3).for_each(|k| text += &format!(" {}", -3.0 * moved[k]));
+            text += "\n";
+        }
+    }
+    text
+}
+
+/// The rows of `eval.log`: step and values.
+fn evaluations(place: &Place, model: &str) -> Vec<Vec<f64>> {
+    let text = std::fs::read_to_string(place.path(model).join("eval.log")).unwrap();
+    let row = |line: &str| line.split_whitespace().map(|x| x.parse().unwrap()).collect();
+    text.lines().filter(|line| !line.starts_with('#')).map(row).collect()
+}
+
+#[test]
+fn a_network_learns_and_leaves_what_pinns_users_expect() {
+    let place = Place::new(&small(3e-3));
+    good(&place.alone("train params.yml -t a.xyz,b.xyz -e c.xyz -b 4 --train-steps 1 --ckpt-every 1"));
+    let before = evaluations(&place, "model");
+    let job = place.alone(
+        "train params.yml -t a.xyz,b.xyz -e c.xyz -b 4 --train-steps 400 --ckpt-every 400 --log-every 100",
+    );
+    good(&job);
+    assert_eq!(job.lines_with("continuing after step 1").count(), 1, "{}", job.said.join("\n"));
+    let rows = evaluations(&place, "model");
+    assert_eq!((rows[0].len(), rows[1][0]), (3, 400.0), "step, E_RMSE, F_RMSE");
+    assert!(rows[1][2] < 0.8 * before[0][2], "the force error fell: {before:?} {rows:?}");
+    let header = std::fs::read_to_string(place.path("model/eval.log")).unwrap();
+    assert!(header.starts_with("# Step  E_RMSE  F_RMSE\n"), "{header}");
+    for name in ["params.yml", "checkpoint", "model.ckpt-400.phx"] {
+        assert!(place.path("model").join(name).exists(), "{name}");
+    }
+    for folder in ["model", "model/eval"] {
+        let files = std::fs::read_dir(place.path(folder)).unwrap();
+        let names: Vec<String> = files.map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+        assert!(names.iter().any(|name| name.starts_with("events.out.tfevents")), "{folder}: {names:?}");
+    }
+    let log = place.alone("log model/eval");
+    good(&log);
+    assert!(log.said.iter().any(|line| line.starts_with("400 ")), "{}", log.said.join("\n"));
+}
+
+#[test]
+fn n_steps_and_n_more_are_2n_steps_to_the_bit() {
+    let place = Place::new(&small(1e-3));
+    let line = "train params.yml -t a.xyz -e b.xyz -b 3 --ckpt-every 5 --log-every 5";
+    good(&place.alone(&format!("{line} --train-steps 10 -d straight")));
+    good(&place.alone(&format!("{line} --train-steps 5 -d halves")));
+    good(&place.alone(&format!("{line} --train-steps 10 -d halves")));
+    assert_eq!(place.arrays("halves"), place.arrays("straight"));
+}
+
+/// Two ranks of one structure at half the rate are one rank of two structures: gradients are really averaged.
+#[test]
+fn ranks_average_their_gradients_and_scale_the_rate() {
+    let one = Place::new(&small(2e-3));
+    good(&one.alone("train params.yml -t a.xyz -b 2 --train-steps 6 --ckpt-every 6"));
+    let two = Place::new(&small(1e-3));
+    let jobs = two.by_hand(2, "train params.yml -t a.xyz -b 1 --train-steps 6 --ckpt-every 6");
+    jobs.iter().for_each(good);
+    assert_eq!(jobs[0].lines_with("learning rate is scaled by 2 for 2 ranks").count(), 1);
+    for (a, b) in one.arrays("model").iter().zip(two.arrays("model")) {
+        assert!((a - b).abs() < 1e-9 * a.abs().max(1e-3), "{a} {b}");
+    }
+    // Only rank 0 writes.
+    assert_eq!(jobs[1].lines_with("step ").count(), 0, "{}", jobs[1].said.join("\n"));
+}
+
+#[test]
+fn files_are_distributed_over_ranks_and_too_few_are_refused() {
+    let place = Place::new(&small(1e-3));
+    let line = "train params.yml -b 2 --train-steps 4 --ckpt-every 4";
+    let jobs = place.by_hand(3, &format!("{line} -t a.xyz,b.xyz,c.xyz -e c.xyz"));
+    jobs.iter().for_each(good);
+    assert_eq!(
+        jobs[0].lines_with("training set: 8 structures from a.xyz (its own files)").count(),
+        1,
+        "{}",
+        jobs[0].said.join("\n")
+    );
+    let jobs = place.by_hand(3, &format!("{line} -t a.xyz,b.xyz -d other"));
+    bad(&jobs[0], &["cannot be"]);
+    jobs.iter().for_each(|job| bad(job, &[]));
+    assert!(!place.path("other").exists(), "nothing was written");
+}
+
+#[test]
+fn launchers_start_one_job() {
+    for (program, before) in [
+        ("mpirun.openmpi", "-np 2"),
+        ("mpirun.mpich", "-n 2"),
+        ("torchrun", "--nproc_per_node=2 --master_port={port} --no-python"),
+    ] {
+        let Some(found) = find(program) else {
+            println!("skipped: {program} is not installed");
+            continue;
+        };
+        let place = Place::new(&small(1e-3));
+        let before = before.replace("{port}", &free_port().to_string());
+        let args = "train params.yml -t a.xyz -e b.xyz -b 2 --train-steps 4 --ckpt-every 4";
+        let job = ended(Job::start(place.command(&found, &before, args)));
+        good(&job);
+        assert_eq!(job.lines_with("world size:").count(), 1, "{program}: {}", job.said.join("\n"));
+        assert_eq!(evaluations(&place, "model").len(), 1, "{program}: rank 0 alone writes");
+    }
+}
+
+#[test]
+fn mistakes_are_told_and_nothing_is_overwritten() {
+    let place = Place::new(&small(1e-3));
+    bad(&place.alone("train params.yml -t a.xyz --train-steps 2"), &["no batch size was given", "-b"]);
+    bad(&place.alone("train params.yml -t nowhere.xyz -b 2 --train-steps 2"), &["nowhere.xyz"]);
+    bad(&place.alone("train nowhere.yml -t a.xyz -b 2"), &["nowhere.yml"]);
+    let dipole = small(1e-3).replace("potential_model", "dipole_model").replace("use_force: true, ", "");
+    std::fs::write(place.path("dipole.yml"), dipole).unwrap();
+    bad(&place.alone("train dipole.yml -t a.xyz -b 2 --train-steps 2"), &["structure", "has no d_data"]);
+    let stop = "train params.yml -t a.xyz -e b.xyz -b 2 --train-steps 2 -d stop --early-stop X_RMSE:5";
+    bad(&place.alone(stop), &["there is no metric \"X_RMSE\"", "E_RMSE"]);
+    assert!(!place.path("model/model.ckpt-2.phx").exists());
+}
