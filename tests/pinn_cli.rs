@@ -155,6 +155,8 @@ fn metrics_are_printed_by_step() {
     place.pinn(&["log", "model/eval", "-t", "loss", "-f", "%.1f|"]).prints("# Step  loss\n2000      3.0|\n");
     place.pinn(&["log", "model/eval", "-t", "S_"]).fails(1, &["no tag contains \"S_\"", "METRICS/E_MAE"]);
     place.pinn(&["log", "model"]).fails(1, &["found no event files", "there are some in model/eval"]);
+    drop(EventWriter::create(&place.path("fresh")).unwrap());
+    place.pinn(&["log", "fresh"]).fails(1, &["hold no metrics yet"]);
     place.pinn(&["log", "none"]).fails(1, &["none: cannot list"]);
     place.pinn(&["log", "model/eval", "-f", "%s"]).fails(1, &["--fmt: \"%s\" is not the format of a number"]);
 }

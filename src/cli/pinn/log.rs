@@ -49,6 +49,9 @@ fn run(args: &LogArgs) -> Result<()> {
     if table.is_empty() {
         let tags: BTreeSet<&str> = points.iter().map(|point| point.tag.as_str()).collect();
         let tags: Vec<&str> = tags.into_iter().collect();
+        if tags.is_empty() {
+            return Err(err!("{}: the event files hold no metrics yet", args.logdir.display()));
+        }
         return Err(err!("{}: no tag contains \"{}\"", args.logdir.display(), args.tag)
             .help(format!("there are: {}", tags.join(" "))));
     }
