@@ -75,6 +75,14 @@ impl Default for LogOptions {
 /// Carries a line of this rank to rank 0, which hands it to [`write_collected`].
 pub type Collector = Box<dyn Fn(&[u8]) -> Result<()> + Send + Sync>;
 
+/// The program's name in every line; `DEEPMD` unless another was set.
+static PROGRAM: std::sync::OnceLock<&'static str> = std::sync::OnceLock::new();
+
+/// Names the program in log lines. The first name holds.
+pub fn set_program(name: &'static str) {
+    let _ = PROGRAM.set(name);
+}
+
 /// Installs the back end. A second call replaces the settings of the first: a process logs before it knows its rank.
 pub fn init(options: &LogOptions) -> Result<()> {
     let sink = Sink::open(options)?;
@@ -287,9 +295,10 @@ fn line_head(now: &Zoned, rank: Option<usize>, level: Level) -> String {
     };
     let time = now.strftime("%Y-%m-%d %H:%M:%S");
     let milliseconds = now.millisecond();
+    let program = PROGRAM.get().unwrap_or(&"DEEPMD");
     match rank {
-        None => format!("[{time},{milliseconds:03}] DEEPMD {level:<7}"),
-        Some(rank) => format!("[{time},{milliseconds:03}] DEEPMD rank:{rank:<2} {level:<7}"),
+        None => format!("[{time},{milliseconds:03}] {program} {level:<7}"),
+        Some(rank) => format!("[{time},{milliseconds:03}] {program} rank:{rank:<2} {level:<7}"),
     }
 }
 

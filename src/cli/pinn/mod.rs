@@ -19,6 +19,7 @@ pub const COMMANDS: &[Command] =
 
 /// Runs the program: the exit code is 0, 1 for an error, 2 for a line that cannot be understood.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    crate::report::log::set_program("PINN");
     let matches = match definition().try_get_matches_from(args) {
         Ok(matches) => matches,
         Err(error) => return misunderstood(&error, "pinn", COMMANDS),

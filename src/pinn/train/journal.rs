@@ -6,6 +6,7 @@ use super::state::PinnState;
 use crate::checkpoint::Checkpoint;
 use crate::err;
 use crate::error::{IoContext, Result};
+use crate::pinn::log as pinn_log;
 use crate::report::lcurve::Row;
 use crate::report::number::exp;
 use crate::report::tensorboard::EventWriter;
@@ -31,14 +32,15 @@ impl PinnJournal {
     /// One line of `eval.log`, in the form that `pinn log` prints.
     fn eval_line(&self, done: u64, shown: &[(&str, f64)]) -> Result<()> {
         let path = self.model_dir.join("eval.log");
-        let rmse: Vec<_> = shown.iter().filter(|(name, _)| name.contains("RMSE")).collect();
+        let mut rmse: Vec<_> = shown.iter().filter(|(name, _)| name.contains("RMSE")).collect();
+        rmse.sort_by_key(|(name, _)| *name);
         let mut text = String::new();
         if !path.exists() {
             let names: Vec<&str> = rmse.iter().map(|(name, _)| *name).collect();
             text += &format!("# Step  {}\n", names.join("  "));
         }
-        let values: String = rmse.iter().map(|(_, x)| format!("{:>14} ", exp(*x, 6))).collect();
-        text += &format!("{done:<9} {values}\n");
+        let values: Vec<f64> = rmse.iter().map(|(_, x)| *x).collect();
+        text += &pinn_log::row(done, &values, &pinn_log::NumberFormat::default());
         let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&path).io("open", &path)?;
         file.write_all(text.as_bytes()).io("write", &path)
     }
@@ -47,7 +49,8 @@ impl PinnJournal {
 impl Journal for PinnJournal {
     fn row(&mut self, row: &Row) -> Result<Option<String>> {
         // The loop shows the root of the loss first.
-        log::info!("step {:9}: loss = {:.6e}, lr = {:.3e}", row.step, row.train[0] * row.train[0], row.lr);
+        let loss = row.train[0] * row.train[0];
+        log::info!("step {:9}: loss = {}, lr = {}", row.step, exp(loss, 6), exp(row.lr, 3));
         Ok(None)
     }
 
@@ -77,7 +80,7 @@ impl Journal for PinnJournal {
                 .help(format!("there are {}", names.join(", "))));
         }
         let shown: Vec<(&str, f64)> = names.iter().map(String::as_str).zip(values.iter().copied()).collect();
-        let line: Vec<String> = shown.iter().map(|(name, x)| format!("{name} = {x:.6e}")).collect();
+        let line: Vec<String> = shown.iter().map(|(name, x)| format!("{name} = {}", exp(*x, 6))).collect();
         log::info!("evaluation after step {done}: {}", line.join(", "));
         self.eval_line(done, &shown)?;
         if self.eval_events.is_none() {

@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::loss::pinn::PinnLoss;
 use crate::model::dp::options::Precision;
 use crate::model::pinet::PinetModel;
+use crate::model::pinet::options::ModelOptions;
 use crate::optim::keras_adam::KerasAdam;
 use crate::pinn::data::Source;
 use crate::pinn::data::detect::DataSet;
@@ -135,7 +136,8 @@ fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
             "params.yml says parallel: true, but this is one process: start it with mpirun, torchrun, horovodrun or srun"
         );
     }
-    let opened = open_training(team, args);
+    let wants_forces = matches!(&params.model, ModelOptions::Potential(o) if o.use_force);
+    let opened = open_training(team, args, wants_forces);
     let (source, by_file) = team.agree(opened)?;
     let eval = team.agree(open_evaluation(args))?;
     if args.init {
@@ -155,8 +157,15 @@ fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
 }
 
 /// Opens the training set: this rank's files where there are several, or all of them where there is one.
-fn open_training(team: &Team, args: &TrainArgs) -> Result<(Arc<dyn Source>, bool)> {
+fn open_training(team: &Team, args: &TrainArgs, wants_forces: bool) -> Result<(Arc<dyn Source>, bool)> {
     let data = DataSet::new(&args.train_ds, &args.fmt)?;
+    if data.has_mixed_units() && wants_forces {
+        log::warn!(
+            "{}: energies are in Hartree and forces in kJ/(mol A), and both are trained on; \
+             `units: hartree` or `units: ev` in a file that lists the runs makes them fit",
+            args.train_ds
+        );
+    }
     let by_file = team.size() > 1 && data.n_files() > 1;
     let source = if by_file { data.open_part(team.rank(), team.size())? } else { data.open()? };
     let what = if by_file { "its own files" } else { "all files" };
