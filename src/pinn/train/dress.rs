@@ -16,11 +16,14 @@ use std::collections::BTreeMap;
 /// Directions in which the counts vary less than this, relative to the most, do not count.
 const RCOND: f64 = 1e-12;
 
-/// Sums over structures: counts of elements and energies, enough for the fit.
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-struct Sums {
-    /// Structures of the same composition, with their number and the sum of their energies.
-    compositions: Vec<(Vec<(i32, usize)>, f64, f64)>,
+/// Structures of one composition, enough for the fit.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Composition {
+    /// Elements, and how often each stands in the structure.
+    counts: Vec<(i32, usize)>,
+    /// How many structures, and the sum of their energies.
+    number: f64,
+    energy: f64,
 }
 
 /// Fills `e_dress` (and `atom_types`, where the file does not give it) of a potential model.
@@ -38,9 +41,7 @@ pub fn init(team: &mut Team, params: &mut Params, source: &dyn Source, by_file: 
     let sums = team.agree(sums(source, share))?;
     let all = team.gather(&sums)?;
     let mut elements: Vec<i32> = match options.e_dress.is_empty() {
-        true => {
-            all.iter().flat_map(|s| &s.compositions).flat_map(|(c, ..)| c.iter().map(|(z, _)| *z)).collect()
-        }
+        true => all.iter().flatten().flat_map(|c| c.counts.iter().map(|(z, _)| *z)).collect(),
         false => options.e_dress.keys().copied().collect(),
     };
     elements.sort_unstable();
@@ -73,7 +74,7 @@ fn set(value: &mut Value, path: &str, key: &str, new: Value) {
     at[key] = new;
 }
 
-fn sums(source: &dyn Source, (rank, size): (usize, usize)) -> Result<Sums> {
+fn sums(source: &dyn Source, (rank, size): (usize, usize)) -> Result<Vec<Composition>> {
     let mut found: BTreeMap<Vec<(i32, usize)>, (f64, f64)> = BTreeMap::new();
     for index in (rank..source.len()).step_by(size) {
         let sample = source.read(index)?;
@@ -84,15 +85,14 @@ fn sums(source: &dyn Source, (rank, size): (usize, usize)) -> Result<Sums> {
         sum.0 += 1.0;
         sum.1 += energy;
     }
-    Ok(Sums { compositions: found.into_iter().map(|(c, (n, e))| (c, n, e)).collect() })
+    Ok(found.into_iter().map(|(counts, (number, energy))| Composition { counts, number, energy }).collect())
 }
 
 /// The least-squares fit of smallest norm. Structures of one composition count by their number.
-fn fit(all: &[Sums], elements: &[i32]) -> Vec<f64> {
+fn fit(all: &[Vec<Composition>], elements: &[i32]) -> Vec<f64> {
     let (mut rows, mut energies) = (Vec::new(), Vec::new());
-    for (composition, number, energy) in all.iter().flat_map(|s| &s.compositions) {
-        let count =
-            |z: &i32| composition.iter().find(|(other, _)| other == z).map_or(0.0, |(_, n)| *n as f64);
+    for Composition { counts, number, energy } in all.iter().flatten() {
+        let count = |z: &i32| counts.iter().find(|(other, _)| other == z).map_or(0.0, |(_, n)| *n as f64);
         rows.extend(elements.iter().map(|z| number.sqrt() * count(z)));
         energies.push(energy / number.sqrt());
     }
@@ -115,7 +115,7 @@ mod tests {
         let data = Memory(vec![water(0.1), water(-0.1), sample(&[1, 1], -2.0), water(0.0)]);
         let whole = fit(&[sums(&data, (0, 1)).unwrap()], &[1, 8]);
         assert!((whole[0] + 1.0).abs() < 1e-12 && (whole[1] + 15.0).abs() < 1e-12, "{whole:?}");
-        let shares: Vec<Sums> = (0..3).map(|rank| sums(&data, (rank, 3)).unwrap()).collect();
+        let shares: Vec<_> = (0..3).map(|rank| sums(&data, (rank, 3)).unwrap()).collect();
         let shared = fit(&shares, &[1, 8]);
         assert!(whole.iter().zip(&shared).all(|(a, b)| (a - b).abs() < 1e-12), "{shared:?}");
     }
