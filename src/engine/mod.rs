@@ -7,6 +7,7 @@
 pub mod activation;
 pub mod reference;
 pub mod cpu;
+pub mod cuda;
 
 use crate::Result;
 use crate::data::Frame;
