@@ -8,6 +8,7 @@ pub mod activation;
 pub mod reference;
 pub mod cpu;
 pub mod cuda;
+pub mod choice;
 
 use crate::Result;
 use crate::data::Frame;

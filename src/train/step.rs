@@ -126,13 +126,13 @@ impl GradientSum {
     }
 
     /// Where the gradient of a draw is written.
-    fn place(&mut self, draw: usize) -> &mut [f64] {
+    pub fn place(&mut self, draw: usize) -> &mut [f64] {
         let kept = if self.exact.is_some() { draw } else { 0 };
         &mut self.gradients[kept][..self.n_params]
     }
 
     /// Takes the gradient of a draw into account.
-    fn add(&mut self, draw: usize) {
+    pub fn add(&mut self, draw: usize) {
         if self.draws == 1 || self.exact.is_some() {
             return;
         }
@@ -146,7 +146,7 @@ impl GradientSum {
     }
 
     /// The mean over draws and ranks, and whether any rank wants to stop.
-    fn mean(&mut self, team: &mut Team, stop: bool) -> Result<(&mut [f64], bool)> {
+    pub fn mean(&mut self, team: &mut Team, stop: bool) -> Result<(&mut [f64], bool)> {
         let n = self.n_params;
         let count = (self.draws * team.size()) as f64;
         if let Some(exact) = &mut self.exact {

@@ -48,7 +48,7 @@ pub struct Core {
     n_views: usize,
     view_blocks: usize,
     work: Option<Buffer>,
-    shapes: HashMap<Vec<FrameShape>, Arc<Shape>>,
+    shapes: HashMap<u128, Arc<Shape>>,
     /// Changes whenever shapes or series do, so that what was recorded with them is not used any more.
     pub generation: u64,
 }
@@ -171,6 +171,16 @@ impl Core {
         if now.tail < self.tolerance() { Ok(()) } else { self.adapt(params, terms + 1) }
     }
 
+    /// The arguments that the series covers.
+    pub fn range(&self) -> (f64, f64) {
+        self.range
+    }
+
+    /// Covers what an earlier run covered.
+    pub fn set_range(&mut self, low: f64, high: f64) {
+        self.range = (low, high);
+    }
+
     /// Continues with the series of an earlier run.
     pub fn use_terms(&mut self, terms: usize) -> Result<()> {
         self.use_plan(Plan::new(terms, self.range.0, self.range.1))
@@ -221,13 +231,18 @@ impl Core {
 
     /// The kind of batch that these slots make.
     pub fn shape(&mut self, slots: &[u32]) -> Result<Arc<Shape>> {
-        let key: Vec<FrameShape> =
-            slots.iter().map(|&slot| self.store.facts(slot as usize).shape.clone()).collect();
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        for &slot in slots {
+            hasher.update(&self.store.facts(slot as usize).shape_hash.to_le_bytes());
+        }
+        let key = hasher.digest128();
         if let Some(known) = self.shapes.get(&key) {
             return Ok(known.clone());
         }
+        let frames: Vec<FrameShape> =
+            slots.iter().map(|&slot| self.store.facts(slot as usize).shape.clone()).collect();
         let series = self.series.as_ref().expect("a series is chosen before batches come");
-        let bytes = work_bytes(&self.network, series, &key)?;
+        let bytes = work_bytes(&self.network, series, &frames)?;
         if self.work.as_ref().is_none_or(|work| work.bytes() < bytes) {
             self.device.synchronize()?;
             self.forget_shapes();
@@ -235,7 +250,7 @@ impl Core {
             self.work = Some(Buffer::zeroed(&self.device, bytes, "a batch")?);
         }
         let (Some(work), Some(series)) = (&self.work, &self.series) else { unreachable!("both were made above") };
-        let shape = Arc::new(Shape::new(&self.network, series, &key, work, self.constants)?);
+        let shape = Arc::new(Shape::new(&self.network, series, &frames, work, self.constants, key as u64)?);
         self.shapes.insert(key, shape.clone());
         Ok(shape)
     }

@@ -57,6 +57,23 @@ impl Cuda {
         self.n_devices
     }
 
+    /// Name of a GPU, and what tells it from every other.
+    pub fn describe(&self, index: usize) -> Result<(String, String)> {
+        if index >= self.n_devices {
+            return Err(err!("there is no GPU {index}: {} are visible", self.n_devices)
+                .help("GPUs are counted from 0, among those of CUDA_VISIBLE_DEVICES"));
+        }
+        let (mut id, mut name, mut uuid) = (0, [0; 256], [0u8; 16]);
+        // SAFETY: the buffers are valid for the sizes that are told; the driver ends the name with a zero.
+        let name = unsafe {
+            self.check((self.driver.device_get)(&mut id, index as c_int), "open a GPU")?;
+            self.check((self.driver.device_get_name)(name.as_mut_ptr(), 255, id), "ask for a GPU's name")?;
+            self.check((self.driver.device_get_uuid)(&mut uuid, id), "ask for a GPU's identity")?;
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        Ok((name, uuid.iter().map(|b| format!("{b:02x}")).collect()))
+    }
+
     fn check(&self, code: sys::Result, what: &str) -> Result<()> {
         if code == sys::SUCCESS {
             return Ok(());
@@ -115,10 +132,7 @@ impl Device {
         numbers: Numbers,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Arc<Device>> {
-        if index >= cuda.n_devices {
-            return Err(err!("there is no GPU {index}: {} are visible", cuda.n_devices)
-                .help("GPUs are counted from 0, among those of CUDA_VISIBLE_DEVICES"));
-        }
+        let (name, _) = cuda.describe(index)?;
         let null = std::ptr::null_mut();
         let mut device = Device {
             cuda: cuda.clone(),
@@ -128,7 +142,7 @@ impl Device {
             module: null,
             functions: Mutex::default(),
             index,
-            name: String::new(),
+            name,
             multiprocessors: 0,
             numbers,
             max_shared: 0,
@@ -141,22 +155,15 @@ impl Device {
         let cuda = self.cuda.clone();
         let driver = &cuda.driver;
         let mut id = 0;
-        let mut name = [0; 256];
-        // SAFETY: the buffers are valid for the sizes that are told.
         let attribute = |which: c_int, id: c_int| -> Result<i32> {
             let mut value = 0;
-            // SAFETY: as above.
+            // SAFETY: `value` is valid for writing.
             let code = unsafe { (driver.device_get_attribute)(&mut value, which, id) };
             cuda.check(code, "ask what the GPU can do")?;
             Ok(value)
         };
-        // SAFETY: as above.
-        unsafe {
-            cuda.check((driver.device_get)(&mut id, self.index as c_int), "open it")?;
-            cuda.check((driver.device_get_name)(name.as_mut_ptr(), 255, id), "ask for its name")?;
-        }
-        // SAFETY: the driver ends the name with a zero.
-        self.name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        // SAFETY: `id` is valid for writing.
+        cuda.check(unsafe { (driver.device_get)(&mut id, self.index as c_int) }, "open it")?;
         let capability =
             (attribute(sys::ATTRIBUTE_CAPABILITY_MAJOR, id)?, attribute(sys::ATTRIBUTE_CAPABILITY_MINOR, id)?);
         if capability < OLDEST_CAPABILITY {

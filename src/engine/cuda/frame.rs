@@ -32,6 +32,8 @@ pub struct Facts {
     parts: Parts,
     header: layout::Frame,
     pub shape: FrameShape,
+    /// Equal for frames of the same shape.
+    pub shape_hash: u128,
     /// Smallest and largest argument of the nets.
     pub s_range: (f64, f64),
     pub labels: u32,
@@ -134,7 +136,10 @@ impl HostFrame {
             labels: labels_bits,
             ..Default::default()
         };
+        let words: Vec<u8> =
+            block.iter().chain([&(sorted.n_atoms as u32)]).flat_map(|x| x.to_le_bytes()).collect();
         let facts = Arc::new(Facts {
+            shape_hash: xxhash_rust::xxh3::xxh3_128(&words),
             parts,
             header,
             shape: FrameShape { n_atoms: sorted.n_atoms, block },

@@ -16,6 +16,7 @@ pub mod shape;
 pub mod frame;
 pub mod store;
 pub mod core;
+pub mod nccl;
 #[cfg(test)]
 mod tests;
 

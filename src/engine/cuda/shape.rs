@@ -128,6 +128,8 @@ struct GroupMemory {
 /// One kind of batch.
 pub struct Shape {
     pub batch: Batch,
+    /// Tells kinds of batches apart.
+    pub id: u64,
     pub n_frames: usize,
     pub n_rows: usize,
     pub atom_stride: usize,
@@ -165,10 +167,11 @@ impl Shape {
         frames: &[FrameShape],
         work: &Buffer,
         constants: Batch,
+        id: u64,
     ) -> Result<Shape> {
         let mut arena = Arena { base: work.ptr(), end: 0 };
         let built = Builder::new(network, series, frames, &mut arena).finish(&mut arena, Some(constants))?;
-        Ok(built.expect("memory was given"))
+        Ok(Shape { id, ..built.expect("memory was given") })
     }
 }
 
@@ -653,6 +656,7 @@ impl<'a> Builder<'a> {
         let tables = self.tables(&device)?;
         self.constants(constants, &tables);
         Ok(Some(Shape {
+            id: 0,
             n_frames: self.frames.len(),
             n_rows: self.rows.n(),
             atom_stride: self.batch.atom_stride as usize,

@@ -55,6 +55,7 @@ functions! {
         device_get_count = "cuDeviceGetCount" (*mut c_int);
         device_get = "cuDeviceGet" (*mut c_int, c_int);
         device_get_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+        device_get_uuid = "cuDeviceGetUuid" (*mut [u8; 16], c_int);
         device_get_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
         primary_ctx_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
         ctx_set_current = "cuCtxSetCurrent" (Handle);

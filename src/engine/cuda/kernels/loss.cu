@@ -205,7 +205,11 @@ extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constan
     double loss = 0;
     double* out = b.values + (size_t)16 * b.turn->place;
     for (int term = 0; term < 5; term++) {
-        if (!has_term(b, term)) continue;
+        if (!has_term(b, term)) {
+            // Shown as not a number.
+            if (threadIdx.x == 0) out[1 + 3 * term] = out[2 + 3 * term] = out[3 + 3 * term] = 0.0;
+            continue;
+        }
         double sums[3] = {};
         for (int f = threadIdx.x; f < b.n_frames; f += blockDim.x)
             for (int k = 0; k < 3; k++) sums[k] += b.frame_sums[(size_t)15 * f + 3 * term + k];
@@ -215,7 +219,8 @@ extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constan
     }
     if (threadIdx.x != 0) return;
     out[0] = loss;
-    if (!isfinite(loss)) atomicCAS(&b.status->bad_step, 0u, b.turn->step + 1);
+    // A batch that is only looked at counts no gradient.
+    if (!isfinite(loss) && b.turn->count > 0.0) atomicCAS(&b.status->bad_step, 0u, b.turn->step + 1);
     double tail = 0;
     for (int net = 0; net < n_nets; net++) {
         double last = 0, largest = 1e-300;
