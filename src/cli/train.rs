@@ -3,10 +3,11 @@
 use super::backend::Backend;
 use super::logging::LogArgs;
 use super::{Command, Global, typed};
-use crate::error::{Error, Result};
+use crate::engine::choice::DeviceChoice;
+use crate::err;
+use crate::error::Result;
 use crate::report::log;
 use crate::train::{RunOptions, Start};
-use crate::{bail, err};
 use clap::Args;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -54,8 +55,8 @@ struct TrainFlags {
     #[arg(long)]
     force_load: bool,
     /// Where to compute: auto, cpu, cuda or cuda:INDEX (Phalanx only)
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Device::from_str)]
-    device: Device,
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceChoice::from_str)]
+    device: DeviceChoice,
     /// At the end, tell where the time went (Phalanx only)
     #[arg(long)]
     profile: bool,
@@ -72,35 +73,9 @@ struct TrainFlags {
     log: LogArgs,
 }
 
-/// Where to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
-    /// Whatever is best here.
-    Auto,
-    Cpu,
-    /// A GPU, by index where one is given.
-    Cuda(Option<usize>),
-}
-
-impl FromStr for Device {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text.split_once(':') {
-            None if text == "auto" => Ok(Device::Auto),
-            None if text == "cpu" => Ok(Device::Cpu),
-            None if text == "cuda" || text == "gpu" => Ok(Device::Cuda(None)),
-            Some(("cuda" | "gpu", index)) if index.parse::<usize>().is_ok() => {
-                Ok(Device::Cuda(index.parse().ok()))
-            }
-            _ => bail!("wanted auto, cpu, cuda or cuda:INDEX"),
-        }
-    }
-}
-
 impl TrainFlags {
-    /// What is meant: a run, and where to compute it.
-    fn resolve(self, global: Global) -> Result<(RunOptions, Device)> {
+    /// What is meant.
+    fn resolve(self, global: Global) -> Result<RunOptions> {
         if !self.model_branch.is_empty() {
             return Err(err!("--model-branch {}: multi-task training is not supported", self.model_branch)
                 .help("train one model for each task"));
@@ -122,19 +97,17 @@ impl TrainFlags {
             skip_neighbor_stat: self.skip_neighbor_stat,
             use_pretrain_script: self.use_pretrain_script,
             pytorch_conventions: global.backend == Some(Backend::PyTorch),
+            device: self.device,
             profile: self.profile,
             log_level: log::parse_level(&self.log.log_level)?,
             log_path: self.log.log_path,
             mpi_log: self.mpi_log.parse()?,
         };
-        Ok((options, self.device))
+        Ok(options)
     }
 }
 
-fn run((options, device): (RunOptions, Device)) -> Result<()> {
-    if let Device::Cuda(_) = device {
-        return Err(err!("--device cuda: this version trains on the CPU only").help("leave --device out"));
-    }
+fn run(options: RunOptions) -> Result<()> {
     crate::train::main(&options)
 }
 
@@ -143,7 +116,7 @@ mod tests {
     use super::*;
     use crate::report::log::MpiLog;
 
-    fn args(line: &str) -> Result<(RunOptions, Device)> {
+    fn args(line: &str) -> Result<RunOptions> {
         let matches = super::super::definition()
             .try_get_matches_from(line.split_whitespace())
             .map_err(|e| err!("{e}"))?;
@@ -153,15 +126,18 @@ mod tests {
 
     #[test]
     fn a_bare_line_has_the_defaults_of_deepmd_kit() {
-        let (args, device) = args("dp --pt train input.json").unwrap();
+        let args = args("dp --pt train input.json").unwrap();
         assert_eq!((args.input, args.output), ("input.json".into(), "out.json".into()));
-        assert_eq!((args.start, args.mpi_log, device), (Start::Fresh, MpiLog::Master, Device::Auto));
+        assert_eq!(
+            (args.start, args.mpi_log, args.device),
+            (Start::Fresh, MpiLog::Master, DeviceChoice::Auto)
+        );
         assert!(!args.skip_neighbor_stat && !args.use_pretrain_script && !args.profile);
     }
 
     #[test]
     fn every_start_has_its_flag_and_two_contradict() {
-        let start = |flags: &str| args(&format!("dp train {flags} in.json")).map(|(args, _)| args.start);
+        let start = |flags: &str| args(&format!("dp train {flags} in.json")).map(|args| args.start);
         for flag in ["-i", "--init-model"] {
             assert_eq!(start(&format!("{flag} a")).unwrap(), Start::Model("a".into()));
         }
@@ -174,18 +150,15 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_named_and_numbered() {
-        let device =
-            |text: &str| args(&format!("dp train in.json --device {text}")).map(|(_, device)| device);
-        assert_eq!(device("cpu").unwrap(), Device::Cpu);
-        assert_eq!(device("cuda").unwrap(), Device::Cuda(None));
-        assert_eq!(device("cuda:3").unwrap(), Device::Cuda(Some(3)));
-        assert!(device("cuda:x").is_err() && device("tpu").is_err());
+    fn the_device_is_part_of_the_line() {
+        let device = |text: &str| args(&format!("dp train in.json --device {text}")).map(|args| args.device);
+        assert_eq!(device("cuda:3").unwrap(), DeviceChoice::Cuda(Some(3)));
+        assert!(device("tpu").is_err());
     }
 
     #[test]
     fn the_log_of_a_rank_follows_the_line() {
-        let (args, _) = args("dp train in.json -m workers -l a.log -v 3").unwrap();
+        let args = args("dp train in.json -m workers -l a.log -v 3").unwrap();
         assert_eq!(args.mpi_log, MpiLog::Workers);
         assert_eq!((args.log_level, args.log_path), (::log::LevelFilter::Debug, Some("a.log".into())));
     }

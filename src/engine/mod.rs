@@ -8,6 +8,8 @@ pub mod activation;
 pub mod reference;
 pub mod cpu;
 pub mod pinet;
+pub mod cuda;
+pub mod choice;
 
 use crate::Result;
 use crate::data::Frame;

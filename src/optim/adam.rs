@@ -27,19 +27,7 @@ impl Adam {
 
     /// One update; `step` counts from 0.
     pub fn step(&mut self, params: &mut [f64], grad: &[f64], lr: f64, step: u64) {
-        let (beta1, beta2, weight_decay, decoupled) = match self.options {
-            OptimizerOptions::Adam { beta1, beta2, weight_decay } => (beta1, beta2, weight_decay, false),
-            OptimizerOptions::AdamW { beta1, beta2, weight_decay } => (beta1, beta2, weight_decay, true),
-        };
-        let t = (step + 1) as f64;
-        let rule = Rule {
-            beta1,
-            beta2,
-            rate: lr / (1.0 - beta1.powf(t)),
-            correction: 1.0 / (1.0 - beta2.powf(t)).sqrt(),
-            shrink: if decoupled { lr * weight_decay } else { 0.0 },
-            pull: if decoupled { 0.0 } else { weight_decay },
-        };
+        let rule = Rule::new(&self.options, lr, step);
         for range in &self.trainable {
             let moments = self.first_moment[range.clone()]
                 .par_chunks_mut(CHUNK)
@@ -55,15 +43,35 @@ impl Adam {
 
 /// The numbers of one update.
 #[derive(Clone, Copy)]
-struct Rule {
-    beta1: f64,
-    beta2: f64,
-    rate: f64,
-    correction: f64,
+pub struct Rule {
+    pub beta1: f64,
+    pub beta2: f64,
+    /// The learning rate over what the first moment has seen so far.
+    pub rate: f64,
+    pub correction: f64,
     /// Decoupled decay (AdamW): taken off the parameter itself.
-    shrink: f64,
+    pub shrink: f64,
     /// Decay of plain Adam: added to the gradient.
-    pull: f64,
+    pub pull: f64,
+}
+
+impl Rule {
+    /// The update of a step, which counts from 0.
+    pub fn new(options: &OptimizerOptions, lr: f64, step: u64) -> Self {
+        let (beta1, beta2, weight_decay, decoupled) = match *options {
+            OptimizerOptions::Adam { beta1, beta2, weight_decay } => (beta1, beta2, weight_decay, false),
+            OptimizerOptions::AdamW { beta1, beta2, weight_decay } => (beta1, beta2, weight_decay, true),
+        };
+        let t = (step + 1) as f64;
+        Rule {
+            beta1,
+            beta2,
+            rate: lr / (1.0 - beta1.powf(t)),
+            correction: 1.0 / (1.0 - beta2.powf(t)).sqrt(),
+            shrink: if decoupled { lr * weight_decay } else { 0.0 },
+            pull: if decoupled { 0.0 } else { weight_decay },
+        }
+    }
 }
 
 /// One chunk of [`Adam::step`], element by element: a loop that the compiler vectorises.

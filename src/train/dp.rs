@@ -3,6 +3,7 @@
 //! Set-up, then a learner for the device at hand, then the loop of [`run`](super::run).
 
 use super::cpu::CpuLearner;
+use super::cuda::{self, CudaLearner};
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
 use super::options::RunOptions;
 use super::run::{Journal, Plan, Run, Validates};
@@ -11,8 +12,10 @@ use super::setup::{Setup, setup};
 use super::state::TrainState;
 use super::team::Team;
 use crate::checkpoint::Checkpoint;
+use crate::engine::choice::DeviceChoice;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
+use crate::engine::cuda::Numbers;
 use crate::error::IoContext;
 use crate::loss::EnerLoss;
 use crate::model::dp::options::{Embedding, Precision};
@@ -32,6 +35,7 @@ pub fn main(options: &RunOptions) -> Result<()> {
         log_path: options.log_path.clone(),
         mpi_log: options.mpi_log,
         stall_timeout: stall_timeout(&options.input),
+        device: options.device,
     };
     session::run(&session, |team, session| train(team, session, options))
 }
@@ -46,16 +50,44 @@ fn stall_timeout(input: &Path) -> Option<Duration> {
 fn train(team: &mut Team, session: &Session, options: &RunOptions) -> Result<()> {
     let setup = Arc::new(setup(team, &session.launch, options)?);
     let rates = team.agree(setup.input.learning_rate.for_steps(setup.num_steps))?;
-    let fitting = setup.model.options.fitting.precision;
-    let mut learner = match (setup.model.descriptor().precision, fitting) {
-        (Precision::Float32, Precision::Float32) => on_cpu::<f32>(team, session, &setup, &rates)?,
-        _ => on_cpu::<f64>(team, session, &setup, &rates)?,
-    };
+    let mut learner = learner(team, session, options, &setup, &rates)?;
     let plan = plan(team, options, &setup, rates);
     let journal = team.is_root().then(|| DpJournal::open(options, setup.clone())).transpose();
     let mut journal = team.agree(journal)?;
     let journal = journal.as_mut().map(|journal| journal as &mut dyn Journal);
     Run::new(team, plan, &mut *learner, journal, &session.far_lines)?.to_the_end(team)
+}
+
+/// A learner on the GPU where there is one that can do it, else on the CPU.
+fn learner(
+    team: &mut Team,
+    session: &Session,
+    options: &RunOptions,
+    setup: &Arc<Setup>,
+    rates: &LearningRateOptions,
+) -> Result<Box<dyn Learner>> {
+    let precisions = (setup.model.descriptor().precision, setup.model.options.fitting.precision);
+    let single = precisions == (Precision::Float32, Precision::Float32);
+    if let Some((gpu, shared)) = &session.gpu {
+        let numbers = match (single, setup.input.training.gpu_tf32) {
+            (false, _) => Numbers::F64,
+            (true, false) => Numbers::F32,
+            (true, true) => Numbers::Tf32,
+        };
+        let made = cuda::supports(setup)
+            .and_then(|()| CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr));
+        match (made, options.device) {
+            (Ok(learner), _) => return Ok(Box::new(learner)),
+            // Every rank has found the same, because all have the same model.
+            (Err(e), DeviceChoice::Auto) => log::warn!("training on the CPU: {e}"),
+            (Err(e), _) => return Err(e),
+        }
+    }
+    if single {
+        on_cpu::<f32>(team, session, setup, rates)
+    } else {
+        on_cpu::<f64>(team, session, setup, rates)
+    }
 }
 
 /// A learner on this rank's CPU threads.

@@ -55,6 +55,10 @@ pub struct TrainingOptions {
     pub reproducible: bool,
     /// Memory for prepared frames (ours).
     pub geometry_cache_bytes: u64,
+    /// Part of the free memory of a GPU in which frames stay (ours).
+    pub gpu_memory: f64,
+    /// Products of float32 networks on a GPU are made in tf32 (ours).
+    pub gpu_tf32: bool,
     /// A rank that is silent for so long counts as lost (ours).
     pub stall_timeout: Duration,
 }
@@ -160,6 +164,8 @@ impl TrainingOptions {
             gradient_accumulation: section.int("gradient_accumulation"),
             reproducible: section.bool("reproducible"),
             geometry_cache_bytes: (section.float("geometry_cache") * 1e6) as u64,
+            gpu_memory: section.float("gpu_memory").min(1.0),
+            gpu_tf32: section.text("gpu_products") == "tf32",
             stall_timeout: stall_timeout(section)?,
         })
     }

@@ -16,6 +16,8 @@ pub mod setup; // data, statistics and model before the first step
 pub mod collect; // log lines of other hosts travel to rank 0
 pub mod session; // launcher, log, ranks, threads
 pub mod cpu; // learning on CPU threads
+pub mod feed; // frames for a GPU, and which of them stay there
+pub mod cuda; // learning on a GPU
 pub mod run; // the loop, the same for all model families
 pub mod dp; // trains a Deep Potential
 

@@ -1,5 +1,6 @@
 //! What the command line says about a run.
 
+use crate::engine::choice::DeviceChoice;
 use crate::report::log::MpiLog;
 use std::path::PathBuf;
 
@@ -16,6 +17,8 @@ pub struct RunOptions {
     /// DeePMD-kit's PyTorch habits (`dp --pt`): the learning rate is not scaled by the number of ranks unless the input
     /// says so, and the initial parameters are the very same for the same seeds.
     pub pytorch_conventions: bool,
+    /// Where to compute.
+    pub device: DeviceChoice,
     /// Measure where the time goes.
     pub profile: bool,
     pub log_level: log::LevelFilter,

@@ -3,6 +3,7 @@
 use super::collect::FarLines;
 use super::team::Team;
 use crate::comm::{CommOptions, connect, rank_zero_is_missing};
+use crate::engine::choice::{DeviceChoice, Gpu, check_shared};
 use crate::launch::Launch;
 use crate::launch::threads::{Threads, available_cores};
 use crate::report::log::{LogOptions, MpiLog};
@@ -23,12 +24,16 @@ pub struct SessionOptions {
     pub mpi_log: MpiLog,
     /// Silence of a rank after which the others give up; the environment goes first.
     pub stall_timeout: Option<Duration>,
+    /// Where to compute.
+    pub device: DeviceChoice,
 }
 
 /// The place of this process among the others.
 pub struct Session {
     pub launch: Launch,
     pub threads: Threads,
+    /// The GPU of this rank, and whether another rank has the same one.
+    pub gpu: Option<(Gpu, bool)>,
     pub far_lines: FarLines,
 }
 
@@ -73,12 +78,30 @@ fn join(team: &mut Team, launch: Launch, options: &SessionOptions) -> Result<Ses
     // Set-up runs on as many threads as the steps will. The pool exists already where a process trains twice.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.compute).build_global();
     let hosts = team.gather(&launch.host)?;
+    let gpu = find_gpu(team, &launch, options.device)?;
     let far_lines = FarLines::new(&hosts, team.rank(), options.mpi_log == MpiLog::Collect);
-    summary(team, &launch, &hosts, threads);
-    Ok(Session { launch, threads, far_lines })
+    summary(team, &launch, &hosts, threads, gpu.as_ref().map(|(gpu, _)| gpu));
+    Ok(Session { launch, threads, gpu, far_lines })
 }
 
-fn summary(team: &Team, launch: &Launch, hosts: &[String], threads: Threads) {
+/// The GPU of this rank. All ranks compute on GPUs, or none does.
+fn find_gpu(team: &mut Team, launch: &Launch, choice: DeviceChoice) -> Result<Option<(Gpu, bool)>> {
+    let env = |name: &str| std::env::var(name).ok();
+    let gpu = team.agree(choice.find(launch, &env))?;
+    let place = gpu.as_ref().map(|gpu| (launch.host.clone(), gpu.uuid.clone()));
+    let places = team.gather(&place)?;
+    let allowed = env("PHALANX_SHARE_GPU").is_some_and(|value| value != "0");
+    let shared = check_shared(&places, allowed)?;
+    if places.iter().any(Option::is_some) && places.iter().any(Option::is_none) {
+        let without: Vec<String> =
+            (0..places.len()).filter(|&rank| places[rank].is_none()).map(|rank| rank.to_string()).collect();
+        return Err(crate::err!("rank {} has no GPU, others have one", without.join(", "))
+            .help("give every rank a GPU, or use --device cpu"));
+    }
+    Ok(gpu.map(|gpu| (gpu, shared)))
+}
+
+fn summary(team: &Team, launch: &Launch, hosts: &[String], threads: Threads, gpu: Option<&Gpu>) {
     let first = |k: &usize| !hosts[..*k].contains(&hosts[*k]);
     let nodes = (0..hosts.len()).filter(first).map(|k| hosts[k].clone()).collect();
     let cuda_visible_devices = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -87,9 +110,9 @@ fn summary(team: &Team, launch: &Launch, hosts: &[String], threads: Threads) {
         rank: team.rank(),
         nodes,
         running_on: launch.host.clone(),
-        device: "cpu".to_string(),
+        device: gpu.map_or("cpu".to_string(), |gpu| format!("cuda:{} ({})", gpu.index, gpu.name)),
         cuda_visible_devices,
-        visible_gpus: 0,
+        visible_gpus: gpu.map_or(0, |gpu| gpu.cuda.n_devices()),
         intra_threads: threads.compute,
         inter_threads: threads.loaders,
         launcher: launch.launcher.to_string(),

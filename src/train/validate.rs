@@ -35,17 +35,7 @@ impl<E: Engine> Validation<E> {
         lr: f64,
     ) -> Result<Vec<f64>> {
         let local = self.own_batches(stepper, team, display, lr);
-        let mine = team.agree(local)?;
-        let mut all: Vec<(u64, f64, Vec<f64>)> = team.gather(&mine)?.into_iter().flatten().collect();
-        all.sort_by_key(|(batch, ..)| *batch);
-        let atoms: f64 = all.iter().map(|(_, n, _)| n).sum();
-        let mut mean = vec![0.0; all.first().map_or(0, |(_, _, v)| v.len())];
-        for (_, n, values) in &all {
-            for (mean, x) in mean.iter_mut().zip(values) {
-                *mean += n * x / atoms;
-            }
-        }
-        Ok(mean)
+        mean_over_ranks(team, local)
     }
 
     /// The batches of this rank: number, atoms, errors.
@@ -93,6 +83,23 @@ impl<E: Engine> Validation<E> {
         self.cache.insert(id, loaded.clone(), bytes);
         Ok(loaded)
     }
+}
+
+/// Means over the batches of all ranks, weighted by atoms, always in the order of the batches.
+///
+/// `local` has number, atoms and errors of this rank's batches.
+pub fn mean_over_ranks(team: &mut Team, local: Result<Vec<(u64, f64, Vec<f64>)>>) -> Result<Vec<f64>> {
+    let mine = team.agree(local)?;
+    let mut all: Vec<(u64, f64, Vec<f64>)> = team.gather(&mine)?.into_iter().flatten().collect();
+    all.sort_by_key(|(batch, ..)| *batch);
+    let atoms: f64 = all.iter().map(|(_, n, _)| n).sum();
+    let mut mean = vec![0.0; all.first().map_or(0, |(_, _, v)| v.len())];
+    for (_, n, values) in &all {
+        for (mean, x) in mean.iter_mut().zip(values) {
+            *mean += n * x / atoms;
+        }
+    }
+    Ok(mean)
 }
 
 /// What is displayed of a loss: its root, then its terms.

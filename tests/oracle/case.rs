@@ -5,6 +5,7 @@ use phalanx::data::options::DataOptions;
 use phalanx::data::{Dataset, Frame, System};
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
+use phalanx::engine::cuda::{Cuda, CudaEngine, Device, Numbers};
 use phalanx::engine::reference::ReferenceEngine;
 use phalanx::engine::{Engine, Prediction, Seeds};
 use phalanx::export::read_model;
@@ -266,9 +267,21 @@ impl Case {
     }
 
     fn compare(&self, worst: &mut Worst) -> Result<()> {
+        if std::env::var("PHALANX_DEVICE").is_ok_and(|device| device.starts_with("cuda")) {
+            return self.compare_cuda(worst);
+        }
         self.initial(worst)?;
         self.predict_and_differentiate(&mut ReferenceEngine::new(self.model.clone()), worst)?;
         if self.is_float32() { self.compare_cpu::<f32>(worst) } else { self.compare_cpu::<f64>(worst) }
+    }
+
+    fn compare_cuda(&self, worst: &mut Worst) -> Result<()> {
+        let env = |name: &str| std::env::var(name).ok();
+        let numbers = if self.is_float32() { Numbers::F32 } else { Numbers::F64 };
+        let device = Device::open(&Cuda::find(&env)?, 0, numbers, &env)?;
+        let engine = || CudaEngine::new(&device, &self.model, self.min_distance);
+        self.predict_and_differentiate(&mut engine()?, worst)?;
+        self.replay(&mut engine()?, worst)
     }
 
     fn compare_cpu<T: Real>(&self, worst: &mut Worst) -> Result<()> {

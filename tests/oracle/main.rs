@@ -3,7 +3,8 @@
 //!
 //! A case holds an input, the model before training with its statistics, its predictions, the gradient at step 0, a
 //! training trace and the predictions after it. The statistics are computed here from the data, the rest by the
-//! reference engine and by the CPU engine on both of its paths, and compared.
+//! reference engine and by the CPU engine on both of its paths, and compared. With `PHALANX_DEVICE=cuda` the CUDA engine
+//! takes the place of the others.
 //!
 //! Agreement with PiNN: the same for the folders under `tests/golden/pinn` and `$PHALANX_ORACLE/pinn`.
 
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
     // Cargo passes filters and flags of the usual harness; a filter chooses cases by name.
     let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let mut tally = Tally::default();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let golden = folder("PHALANX_GOLDEN", "tests/golden");
     let oracle = folder("PHALANX_ORACLE", "../shared/oracle");
     let data = folder("PHALANX_DATA", "../shared/data");
     let own_data = golden.join("se_e2_a/data");

@@ -1,8 +1,8 @@
 //! `pinn train`: trains a PiNet model.
 
 use crate::cli::logging::LogArgs;
-use crate::cli::train::Device;
 use crate::cli::{Command, typed};
+use crate::engine::choice::DeviceChoice;
 use crate::error::Result;
 use crate::pinn::train::{self, TrainArgs};
 use crate::report::log::parse_level;
@@ -87,7 +87,7 @@ struct TrainFlags {
     no_init: bool,
     /// Where to compute: auto, cpu, cuda or cuda:INDEX (Phalanx only)
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    device: String,
+    device: DeviceChoice,
     /// The same bits for every number of processes that share one training set (Phalanx only)
     #[arg(long)]
     reproducible: bool,
@@ -104,7 +104,6 @@ struct TrainFlags {
 impl TrainFlags {
     /// What is meant.
     fn resolve(self) -> Result<TrainArgs> {
-        self.device.parse::<Device>().map_err(|e| e.at("--device"))?;
         for (flag, value) in [
             ("--log-every", self.log_every),
             ("--ckpt-every", self.ckpt_every),

@@ -41,6 +41,16 @@ impl Plan {
         Plan { terms, middle, half, transform, nodes }
     }
 
+    /// `[K]` the nodes as values of s.
+    pub fn nodes(&self) -> &[f64] {
+        &self.nodes
+    }
+
+    /// `[K, K]`: coefficients = transform * values at the nodes.
+    pub fn transform(&self) -> &[f64] {
+        &self.transform
+    }
+
     /// True where the series holds at `s`.
     pub fn covers(&self, low: f64, high: f64) -> bool {
         let slack = 1e-9 * self.half;

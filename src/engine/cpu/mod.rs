@@ -132,7 +132,7 @@ impl<T: Real> CpuEngine<T> {
 }
 
 /// From the argument of an empty slot (s = 0) to that of the shortest distance, over all centre types.
-fn argument_range(model: &Dp, min_distance: f64) -> (f64, f64) {
+pub(crate) fn argument_range(model: &Dp, min_distance: f64) -> (f64, f64) {
     // Distances of other frames may be a little shorter: leave room before the direct path has to take over.
     let r = (0.95 * min_distance).clamp(1e-3, model.descriptor().rcut);
     let [s, ..] = super::reference::env::radial(model.descriptor(), r);

@@ -9,6 +9,7 @@ mod state; // a run as a checkpoint
 mod dress; // energies of elements, from the data
 
 use crate::checkpoint::{self, Checkpoint};
+use crate::engine::choice::DeviceChoice;
 use crate::engine::pinet::cpu::PinetCpu;
 use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
 use crate::error::Result;
@@ -50,7 +51,13 @@ const EVALUATION_PAUSE: Duration = Duration::from_secs(600);
 
 /// Trains a network: `pinn train`.
 pub fn main(args: &TrainArgs) -> Result<()> {
+    if matches!(args.device, DeviceChoice::Cuda(_)) {
+        return Err(
+            err!("--device: PiNet is computed on CPUs only").help("use --device cpu, or leave it out")
+        );
+    }
     let session = SessionOptions {
+        device: DeviceChoice::Cpu,
         log_level: args.log_level,
         log_path: args.log_path.clone(),
         mpi_log: args.mpi_log,

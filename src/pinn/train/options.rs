@@ -1,5 +1,6 @@
 //! What the command line says about a run.
 
+use crate::engine::choice::DeviceChoice;
 use crate::report::log::MpiLog;
 use std::path::PathBuf;
 
@@ -36,8 +37,7 @@ pub struct TrainArgs {
     pub early_stop: Vec<(String, u64)>,
     /// Whether `e_dress` and `atom_types` are fitted to the training data first.
     pub init: bool,
-    /// auto, cpu, cuda or cuda:INDEX.
-    pub device: String,
+    pub device: DeviceChoice,
     pub profile: bool,
     pub log_level: log::LevelFilter,
     pub log_path: Option<PathBuf>,

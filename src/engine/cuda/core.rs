@@ -1,0 +1,383 @@
+//! A model with its frames on a device, and the passes of a step over them.
+
+use super::device::{Buffer, Device, arguments};
+use super::frame::Facts;
+use super::layout::{Batch, Status, Turn};
+use super::network::{Network, PER_BLOCK, SeriesOnDevice};
+use super::products::ProductLaunch;
+use super::shape::{FrameShape, Shape, work_bytes};
+use super::store::{Store, feature_launch};
+use crate::engine::cpu::argument_range;
+use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
+use crate::loss::options::{EnerLossOptions, LossFunction};
+use crate::model::dp::Dp;
+use crate::{Result, err};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Frames of the largest batch.
+const MAX_FRAMES: usize = 1 << 16;
+/// Values of losses that are kept on the device.
+pub const PLACES: usize = 1024;
+/// Bytes before the slots of a turn.
+pub const TURN_HEADER: usize = 128;
+
+/// What a step computes beside energies and forces.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// The loss, where there is one, and the learning rate at which its prefactors start.
+    pub loss: Option<(EnerLossOptions, f64)>,
+    /// Virials are wanted.
+    pub virial: bool,
+}
+
+/// A model and its frames on one device.
+pub struct Core {
+    pub device: Arc<Device>,
+    pub model: Arc<Dp>,
+    pub network: Network,
+    pub store: Store,
+    /// `None` until [`Core::adapt`] has found one.
+    series: Option<SeriesOnDevice>,
+    range: (f64, f64),
+    terms: Terms,
+    constants: Batch,
+    pub turn: Buffer,
+    pub values: Buffer,
+    views: Buffer,
+    n_views: usize,
+    view_blocks: usize,
+    work: Option<Buffer>,
+    shapes: HashMap<u128, Arc<Shape>>,
+    /// Changes whenever shapes or series do, so that what was recorded with them is not used any more.
+    pub generation: u64,
+}
+
+impl Core {
+    /// `capacity` frames fit into the store; the series reaches down to `min_distance`, A.
+    pub fn new(
+        device: &Arc<Device>,
+        model: &Arc<Dp>,
+        min_distance: f64,
+        capacity: usize,
+        terms: Terms,
+    ) -> Result<Core> {
+        device.bind()?;
+        let network = Network::new(device, model)?;
+        let views = network.views();
+        let mut core = Core {
+            store: Store::new(device, capacity)?,
+            series: None,
+            range: argument_range(model, min_distance),
+            constants: Batch::default(),
+            turn: Buffer::zeroed(device, TURN_HEADER + 4 * MAX_FRAMES, "a step's numbers")?,
+            values: Buffer::zeroed(device, 128 * PLACES, "losses")?,
+            n_views: views.len(),
+            view_blocks: super::network::n_blocks(&views),
+            views: Buffer::of(device, &views, "tables")?,
+            work: None,
+            shapes: HashMap::new(),
+            generation: 0,
+            terms,
+            network,
+            device: device.clone(),
+            model: model.clone(),
+        };
+        core.set_constants();
+        Ok(core)
+    }
+
+    /// The numbers of model, loss and series that all batches share.
+    fn set_constants(&mut self) {
+        let (model, net) = (&self.model, &self.network);
+        let d = model.descriptor();
+        let mut c = Batch {
+            frames: self.store.table(),
+            turn: self.turn.ptr(),
+            status: net.status.ptr(),
+            w_out: net.w_out.ptr(),
+            b_out: net.b_out.ptr(),
+            radial: net.radial.ptr(),
+            bias: net.bias.ptr(),
+            values: self.values.ptr(),
+            rcut_smth: d.rcut_smth,
+            inv_width: 1.0 / (d.rcut - d.rcut_smth),
+            protection: d.env_protection,
+            relative_f: f64::NAN,
+            n_types: model.n_types() as i32,
+            m1: model.n_embed() as i32,
+            m2: d.axis_neuron as i32,
+            ldm: super::network::padded(model.n_embed()) as i32,
+            n_extra: model.n_extra() as i32,
+            wants_virial: i32::from(self.terms.virial),
+            ..Batch::default()
+        };
+        if let Some(series) = &self.series {
+            c.middle = series.plan.middle;
+            c.inv_half = 1.0 / series.plan.half;
+            c.terms = series.plan.terms as i32;
+        }
+        if let Some((loss, start_lr)) = &self.terms.loss {
+            (c.function, c.delta) = match &loss.function {
+                LossFunction::Mse => (0, [0.0; 3]),
+                LossFunction::Mae => (1, [0.0; 3]),
+                LossFunction::Huber(h) => (2, [h.energy, h.force, h.virial]),
+            };
+            c.relative_f = loss.relative_f.unwrap_or(f64::NAN);
+            c.f_use_norm = i32::from(loss.f_use_norm);
+            c.use_coeff = i32::from(loss.enable_atom_ener_coeff);
+            c.default_pf = i32::from(loss.use_default_pf);
+            c.intensive = i32::from(loss.intensive_ener_virial);
+            c.start_lr = *start_lr;
+            c.used = 1;
+        }
+        self.constants = c;
+    }
+
+    /// What all batches share; for [`Store::put`].
+    pub fn constants(&self) -> &Batch {
+        &self.constants
+    }
+
+    pub fn tolerance(&self) -> f64 {
+        if self.device.numbers.size() == 8 { 1e-12 } else { 1e-7 }
+    }
+
+    /// Terms of the series in force.
+    pub fn n_terms(&self) -> Option<usize> {
+        self.series.as_ref().map(|s| s.plan.terms)
+    }
+
+    /// Chooses the shortest series of at least so many terms that describes the nets with these parameters.
+    pub fn adapt(&mut self, params: &[f64], at_least: usize) -> Result<()> {
+        let (low, high) = self.range;
+        let plan = chebyshev::choose(&self.model, params, low, high, self.tolerance(), at_least);
+        let plan = plan.ok_or_else(|| {
+            err!(
+                "the embedding net is not smooth enough for a series of {} terms, and the GPU has no other way",
+                TERMS[TERMS.len() - 1]
+            )
+            .help("train it on the CPU: --device cpu")
+        })?;
+        self.use_plan(plan)
+    }
+
+    /// Keeps the series in force where it describes the nets, else chooses a longer one.
+    pub fn adapt_if_needed(&mut self, params: &[f64]) -> Result<()> {
+        let Some(series) = &self.series else { return self.adapt(params, TERMS[0]) };
+        let terms = series.plan.terms;
+        let mut now = chebyshev::Series::default();
+        now.expand(&series.plan, &self.model, params);
+        if now.tail < self.tolerance() { Ok(()) } else { self.adapt(params, terms + 1) }
+    }
+
+    /// The arguments that the series covers.
+    pub fn range(&self) -> (f64, f64) {
+        self.range
+    }
+
+    /// Covers what an earlier run covered.
+    pub fn set_range(&mut self, low: f64, high: f64) {
+        self.range = (low, high);
+    }
+
+    /// Continues with the series of an earlier run.
+    pub fn use_terms(&mut self, terms: usize) -> Result<()> {
+        self.use_plan(Plan::new(terms, self.range.0, self.range.1))
+    }
+
+    fn use_plan(&mut self, plan: Plan) -> Result<()> {
+        if let Some(old) = self.n_terms() {
+            log::debug!("embedding series: {} terms instead of {old}", plan.terms);
+        }
+        self.device.synchronize()?;
+        self.forget_shapes();
+        self.series = Some(SeriesOnDevice::new(&self.network, &Arc::new(plan))?);
+        self.set_constants();
+        let Some(series) = &self.series else { return Ok(()) };
+        self.store.refill(series, &self.constants)
+    }
+
+    fn forget_shapes(&mut self) {
+        self.shapes.clear();
+        self.generation += 1;
+    }
+
+    /// Makes the series reach to all arguments of a frame. `params` are asked for where it does not.
+    pub fn cover(&mut self, facts: &Facts, params: impl FnOnce(&Core) -> Result<Vec<f64>>) -> Result<()> {
+        let Some(series) = &self.series else { return Ok(()) };
+        let (low, high) = facts.s_range;
+        if low > high || series.plan.covers(low, high) {
+            return Ok(());
+        }
+        let terms = series.plan.terms;
+        // Room for the next frame that goes a little further.
+        let room = 0.02 * (self.range.1 - self.range.0);
+        if low < self.range.0 {
+            self.range.0 = low - room;
+        }
+        if high > self.range.1 {
+            self.range.1 = high + room;
+        }
+        let params = params(self)?;
+        self.adapt(&params, terms)
+    }
+
+    /// Puts a frame into a slot.
+    pub fn put(&mut self, slot: usize, frame: &super::frame::HostFrame) -> Result<()> {
+        let series = self.series.as_ref().expect("a series is chosen before frames come");
+        self.store.put(slot, frame, series, &self.constants)
+    }
+
+    /// The kind of batch that these slots make.
+    pub fn shape(&mut self, slots: &[u32]) -> Result<Arc<Shape>> {
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        for &slot in slots {
+            hasher.update(&self.store.facts(slot as usize).shape_hash.to_le_bytes());
+        }
+        let key = hasher.digest128();
+        if let Some(known) = self.shapes.get(&key) {
+            return Ok(known.clone());
+        }
+        let frames: Vec<FrameShape> =
+            slots.iter().map(|&slot| self.store.facts(slot as usize).shape.clone()).collect();
+        let series = self.series.as_ref().expect("a series is chosen before batches come");
+        let bytes = work_bytes(&self.network, series, &frames)?;
+        if self.work.as_ref().is_none_or(|work| work.bytes() < bytes) {
+            self.device.synchronize()?;
+            self.forget_shapes();
+            self.work = None;
+            self.work = Some(Buffer::zeroed(&self.device, bytes, "a batch")?);
+        }
+        let (Some(work), Some(series)) = (&self.work, &self.series) else {
+            unreachable!("both were made above")
+        };
+        let shape = Arc::new(Shape::new(&self.network, series, &frames, work, self.constants, key as u64)?);
+        self.shapes.insert(key, shape.clone());
+        Ok(shape)
+    }
+
+    fn series(&self) -> &SeriesOnDevice {
+        self.series.as_ref().expect("a series is chosen before the first pass")
+    }
+
+    fn products(&self, launches: &[ProductLaunch]) -> Result<()> {
+        launches.iter().try_for_each(|launch| launch.launch(&self.device))
+    }
+
+    /// First pass: energies, forces, virials; with a loss also its value and seeds.
+    pub fn first_pass(&self, shape: &Shape) -> Result<()> {
+        let (device, series, b) = (&self.device, self.series(), &shape.batch);
+        let size = device.numbers.size();
+        let (n, blocks) = (shape.n_rows, series.blocks());
+        let e = &series.embedding;
+        device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b])?;
+        device.launch("embed_forward", blocks, 256, series.shared.0, arguments![*e])?;
+        device.launch("embed_transform", blocks, 128, 0, arguments![*e])?;
+        self.products(&shape.describe)?;
+        device.launch("descriptor", n, 256, 4 * b.ldm as usize * size, arguments![*b])?;
+        self.products(&shape.forward)?;
+        self.products(&shape.backward)?;
+        self.adjoint(shape, 0)?;
+        self.products(&shape.de_q)?;
+        let tk = (b.n_types * b.terms) as usize;
+        device.launch("pair_forces", n, 160, 8 * tk * size, arguments![*b])?;
+        device.launch("collect", n.div_ceil(4), 128, 0, arguments![*b])?;
+        device.launch("sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
+        if self.terms.loss.is_some() {
+            device.launch("sum_batch", 1, 256, 0, arguments![*b, e.tails, e.n_nets, e.chunks])?;
+        }
+        Ok(())
+    }
+
+    fn adjoint(&self, shape: &Shape, second: i32) -> Result<()> {
+        let b = &shape.batch;
+        let (ldm, m1, m2) = (b.ldm as usize, b.m1 as usize, b.m2 as usize);
+        let shared = (8 * ldm + 8 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
+        self.device.launch("descriptor_adjoint", shape.n_rows, 128, shared, arguments![*b, second])
+    }
+
+    /// dL/denergy of every row from seeds that were copied to the device.
+    pub fn energy_seeds(&self, shape: &Shape) -> Result<()> {
+        self.device.launch("energy_seeds", shape.n_rows.div_ceil(128), 128, 0, arguments![shape.batch])
+    }
+
+    /// Second pass: the gradient of the batch, into the flat vector.
+    pub fn second_pass(&self, shape: &Shape) -> Result<()> {
+        let (device, series, b) = (&self.device, self.series(), &shape.batch);
+        let size = device.numbers.size();
+        let n = shape.n_rows;
+        let (threads, shared) = feature_launch(series.plan.terms, size);
+        device.launch("features_tangent", n, threads, shared, arguments![*b])?;
+        self.products(&shape.a_dot)?;
+        device.launch("descriptor_tangent", n, 256, 8 * b.ldm as usize * size, arguments![*b])?;
+        self.products(&shape.tangent)?;
+        self.products(&shape.reverse)?;
+        self.products(&shape.weights)?;
+        let (columns, count) = (shape.columns.ptr(), shape.n_columns as i32);
+        device.launch("sum_columns", shape.column_blocks, 256, 0, arguments![columns, count])?;
+        self.adjoint(shape, 1)?;
+        self.products(&shape.dl_c)?;
+        device.launch(
+            "embed_backward",
+            series.blocks(),
+            256,
+            series.shared.1,
+            arguments![series.embedding],
+        )?;
+        let (grad, views, n_views) = (self.network.grad.ptr(), shape.views.ptr(), shape.n_views as i32);
+        let (n_params, turn) = (self.network.n_params as u64, self.turn.ptr());
+        device.launch("reduce", shape.view_blocks, 256, 0, arguments![grad, views, n_views, n_params, turn])
+    }
+
+    /// One step of the optimiser (`moves`), or only the copies that the nets read.
+    pub fn update(&self, moves: bool, wants_norm: bool) -> Result<()> {
+        let net = &self.network;
+        let (grad, squares, turn) = (net.grad.ptr(), net.squares.ptr(), self.turn.ptr());
+        let n_params = net.n_params as u64;
+        let blocks = net.n_params.div_ceil(PER_BLOCK);
+        if wants_norm {
+            self.device.launch("gradient_norm", blocks, 256, 0, arguments![squares, grad, n_params, turn])?;
+        }
+        let n_squares = if wants_norm { blocks as i32 } else { 0 };
+        let (params, first, second) = (net.params.ptr(), net.first_moment.ptr(), net.second_moment.ptr());
+        let (views, n_views, status) = (self.views.ptr(), self.n_views as i32, net.status.ptr());
+        let moves = i32::from(moves);
+        self.device.launch(
+            "adam",
+            self.view_blocks,
+            256,
+            0,
+            arguments![
+                params, first, second, grad, squares, n_squares, views, n_views, n_params, turn, status,
+                moves
+            ],
+        )
+    }
+
+    /// Copies parameters to the device and to where the nets read them.
+    pub fn set_params(&self, params: &[f64]) -> Result<()> {
+        self.network.params.write(0, params)?;
+        self.update(false, false)
+    }
+
+    /// The parameters, when all steps so far are done.
+    pub fn params(&self) -> Result<Vec<f64>> {
+        let mut params = vec![0.0; self.network.n_params];
+        self.network.params.read(0, &mut params)?;
+        Ok(params)
+    }
+
+    pub fn status(&self) -> Result<Status> {
+        let mut status = [Status::default()];
+        self.network.status.read(0, &mut status)?;
+        Ok(status[0])
+    }
+
+    /// Copies the numbers of a step and its slots, from ordinary memory.
+    pub fn set_turn(&self, turn: &Turn, slots: &[u32]) -> Result<()> {
+        assert!(slots.len() <= MAX_FRAMES, "{} frames in a batch, {MAX_FRAMES} are possible", slots.len());
+        self.turn.write(0, std::slice::from_ref(turn))?;
+        self.turn.write(TURN_HEADER, slots)
+    }
+}

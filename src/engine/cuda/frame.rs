@@ -1,0 +1,204 @@
+//! A frame as it travels to the device: one block of bytes, and where its parts begin.
+
+use super::compile::Numbers;
+use super::layout;
+use super::shape::FrameShape;
+use super::sys::DevicePtr;
+use crate::Result;
+use crate::data::Frame;
+use crate::engine::cpu::frame::CpuFrame;
+use crate::model::dp::Dp;
+use crate::model::dp::geometry::Geometry;
+use crate::sample::Prepared;
+use std::sync::Arc;
+
+/// Bits of [`HostFrame::labels`], in the order of the terms of the loss.
+pub const LABEL_ENERGY: u32 = 1;
+pub const LABEL_FORCE: u32 = 2;
+pub const LABEL_VIRIAL: u32 = 4;
+pub const LABEL_ATOM_ENERGY: u32 = 8;
+pub const LABEL_ATOM_PREF: u32 = 16;
+
+/// A frame with its geometry and labels, ready to be copied.
+pub struct HostFrame {
+    /// All arrays, each from a multiple of 16 bytes on.
+    pub blob: Vec<u8>,
+    pub facts: Arc<Facts>,
+}
+
+/// What the host must know of a frame that is on the device.
+pub struct Facts {
+    /// Where arrays begin in the block; absent ones have no place.
+    parts: Parts,
+    header: layout::Frame,
+    pub shape: FrameShape,
+    /// Equal for frames of the same shape.
+    pub shape_hash: u128,
+    /// Smallest and largest argument of the nets.
+    pub s_range: (f64, f64),
+    pub labels: u32,
+    /// `[n_rows]` index in the file.
+    order: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Parts {
+    d: usize,
+    j: usize,
+    pair_start: usize,
+    padding: usize,
+    reverse_start: usize,
+    reverse: usize,
+    order: usize,
+    extra: usize,
+    block: usize,
+    force: Option<usize>,
+    atom_energy: Option<usize>,
+    atom_pref: Option<usize>,
+    atom_coeff: Option<usize>,
+}
+
+struct Packer {
+    blob: Vec<u8>,
+    numbers: Numbers,
+}
+
+impl Packer {
+    fn align(&mut self) -> usize {
+        self.blob.resize(self.blob.len().next_multiple_of(16), 0);
+        self.blob.len()
+    }
+
+    fn whole(&mut self, values: &[u32]) -> usize {
+        let at = self.align();
+        self.blob.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        at
+    }
+
+    fn double(&mut self, values: &[f64]) -> usize {
+        let at = self.align();
+        self.blob.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        at
+    }
+
+    /// In the number type of the kernels.
+    fn real(&mut self, values: &[f64]) -> usize {
+        match self.numbers {
+            Numbers::F64 => self.double(values),
+            _ => {
+                let at = self.align();
+                self.blob.extend(values.iter().flat_map(|&x| (x as f32).to_le_bytes()));
+                at
+            }
+        }
+    }
+}
+
+impl HostFrame {
+    /// Lists neighbours, sorts and packs.
+    pub fn new(model: &Dp, frame: &Frame, numbers: Numbers) -> Result<Self> {
+        let sorted = CpuFrame::<f64>::new(model, &Geometry::new(model, frame)?);
+        let mut packer = Packer { blob: Vec::new(), numbers };
+        let labels = &frame.labels;
+        let block: Vec<u32> = sorted.block.iter().map(|&x| x as u32).collect();
+        let parts = Parts {
+            d: packer.real(&sorted.d.concat()),
+            j: packer.whole(&sorted.j),
+            pair_start: packer.whole(&sorted.pair_start),
+            padding: packer.whole(&sorted.padding),
+            reverse_start: packer.whole(&sorted.reverse_start),
+            reverse: packer.whole(&sorted.reverse),
+            order: packer.whole(&sorted.order),
+            extra: packer.real(&sorted.extra),
+            block: packer.whole(&block),
+            force: labels.force.as_deref().map(|x| packer.double(x)),
+            atom_energy: labels.atom_energy.as_deref().map(|x| packer.double(x)),
+            atom_pref: labels.atom_pref.as_deref().map(|x| packer.double(x)),
+            atom_coeff: labels.atom_ener_coeff.as_deref().map(|x| packer.double(x)),
+        };
+        let bits = [
+            (labels.energy.is_some(), LABEL_ENERGY),
+            (labels.force.is_some(), LABEL_FORCE),
+            (labels.virial.is_some(), LABEL_VIRIAL),
+            (labels.atom_energy.is_some(), LABEL_ATOM_ENERGY),
+            (labels.atom_pref.is_some(), LABEL_ATOM_PREF),
+        ];
+        let labels_bits = bits.iter().filter(|(has, _)| *has).map(|(_, bit)| bit).sum();
+        packer.align();
+        let header = layout::Frame {
+            energy: labels.energy.unwrap_or(0.0),
+            virial: labels.virial.unwrap_or_default(),
+            // In float32 as in loss/ener.rs, so that the digits agree.
+            per_atom: f64::from(1.0 / sorted.n_rows() as f32),
+            n_atoms: sorted.n_atoms as u32,
+            n_rows: sorted.n_rows() as u32,
+            n_pairs: sorted.j.len() as u32,
+            labels: labels_bits,
+            ..Default::default()
+        };
+        let words: Vec<u8> =
+            block.iter().chain([&(sorted.n_atoms as u32)]).flat_map(|x| x.to_le_bytes()).collect();
+        let facts = Arc::new(Facts {
+            shape_hash: xxhash_rust::xxh3::xxh3_128(&words),
+            parts,
+            header,
+            shape: FrameShape { n_atoms: sorted.n_atoms, block },
+            s_range: if sorted.n_rows() == 0 { (f64::INFINITY, f64::NEG_INFINITY) } else { sorted.s_range },
+            labels: labels_bits,
+            order: sorted.order,
+        });
+        Ok(HostFrame { blob: packer.blob, facts })
+    }
+}
+
+impl Facts {
+    pub fn n_rows(&self) -> usize {
+        self.header.n_rows as usize
+    }
+
+    /// `[n_atoms]` false for virtual atoms.
+    pub fn real_atoms(&self) -> Vec<bool> {
+        let mut real = vec![false; self.shape.n_atoms];
+        self.order.iter().for_each(|&i| real[i as usize] = true);
+        real
+    }
+
+    /// Bytes of its features for a series of so many terms.
+    pub fn feature_bytes(&self, n_types: usize, terms: usize, numbers: Numbers) -> usize {
+        self.n_rows() * 4 * n_types * terms * numbers.size()
+    }
+
+    /// The structure of the kernels for a block that lies at `blob`, with features at `q`.
+    pub fn entry(&self, blob: DevicePtr, q: DevicePtr) -> layout::Frame {
+        let at = |offset: usize| blob + offset as u64;
+        let maybe = |offset: Option<usize>| offset.map_or(0, at);
+        let p = &self.parts;
+        layout::Frame {
+            q,
+            d: at(p.d),
+            j: at(p.j),
+            pair_start: at(p.pair_start),
+            padding: at(p.padding),
+            reverse_start: at(p.reverse_start),
+            reverse: at(p.reverse),
+            order: at(p.order),
+            extra: at(p.extra),
+            force: maybe(p.force),
+            atom_energy: maybe(p.atom_energy),
+            atom_pref: maybe(p.atom_pref),
+            atom_coeff: maybe(p.atom_coeff),
+            ..self.header
+        }
+    }
+
+    /// Where the rows of each type stand, for a block that lies at `blob`.
+    pub fn block_at(&self, blob: DevicePtr) -> DevicePtr {
+        blob + self.parts.block as u64
+    }
+}
+
+impl Prepared for HostFrame {
+    fn bytes(&self) -> usize {
+        self.blob.len() + size_of::<Self>()
+    }
+}

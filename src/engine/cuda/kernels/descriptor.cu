@@ -1,0 +1,113 @@
+// The descriptor D = A A[..M2]^T of an atom, its tangent and its adjoint: engine/cpu/descriptor.rs. A is [4, ldm].
+
+__device__ __forceinline__ void load_a(real* to, const Batch& b, const real* from, int row) {
+    const real* a = from + (size_t)row * 4 * b.ldm;
+    for (int i = threadIdx.x; i < 4 * b.ldm; i += blockDim.x) to[i] = a[i];
+}
+
+// Q of each row, then its tangent.
+extern "C" __global__ void begin(const __grid_constant__ Batch b) {
+    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= b.n_rows) return;
+    size_t size = (size_t)4 * b.n_types * b.terms;
+    b.row_q[b.row_dl[row]] = b.frames[b.turn->slots[b.row_frame[row]]].q + b.row_local[row] * size;
+    b.row_q[b.row_de[row]] = b.q_dot + row * size;
+}
+
+// Inputs of the fitting nets, also of those with no neighbours.
+extern "C" __global__ void descriptor(const __grid_constant__ Batch b) {
+    real* a = (real*)shared_bytes;
+    int row = blockIdx.x, m1 = b.m1, m2 = b.m2, n_d = m1 * m2, ldm = b.ldm;
+    int center = center_of_row(b, row);
+    load_a(a, b, b.a, row);
+    __syncthreads();
+    real* x = b.x[center] + (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
+    for (int i = threadIdx.x; i < n_d; i += blockDim.x) {
+        int m = i / m2, k = i % m2;
+        x[i] = fused(a[m], a[k], fused(a[ldm + m], a[ldm + k],
+               fused(a[2 * ldm + m], a[2 * ldm + k], a[3 * ldm + m] * a[3 * ldm + k])));
+    }
+    u32 vacuum = b.row_vacuum[row];
+    real* empty = vacuum == ~0u ? nullptr : b.x[center] + (size_t)(vacuum - b.group_row[center]) * b.ldx;
+    if (empty)
+        for (int i = threadIdx.x; i < n_d; i += blockDim.x) empty[i] = real(0);
+    if (b.n_extra) {
+        const Frame frame = b.frames[b.turn->slots[b.row_frame[row]]];
+        const real* extra = frame.extra + (size_t)b.row_local[row] * b.n_extra;
+        for (int i = threadIdx.x; i < b.n_extra; i += blockDim.x) {
+            x[n_d + i] = extra[i];
+            if (empty) empty[n_d + i] = extra[i];
+        }
+    }
+}
+
+extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
+    int row = blockIdx.x, m1 = b.m1, m2 = b.m2, n_d = m1 * m2, ldm = b.ldm;
+    real *a = (real*)shared_bytes, *a_dot = a + 4 * ldm;
+    int center = center_of_row(b, row);
+    u32 first = b.group_row[center], n = b.group_row[center + 1] - first;
+    load_a(a, b, b.a, row);
+    load_a(a_dot, b, b.a_dot, row);
+    __syncthreads();
+    real* x = b.x[center] + (size_t)(n + b.row_input[row] - first) * b.ldx;
+    for (int i = threadIdx.x; i < n_d; i += blockDim.x) {
+        int m = i / m2, k = i % m2;
+        real sum = real(0);
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            sum = fused(a_dot[c * ldm + m], a[c * ldm + k], fused(a[c * ldm + m], a_dot[c * ldm + k], sum));
+        x[i] = sum;
+    }
+    for (int i = n_d + threadIdx.x; i < b.ldx; i += blockDim.x) x[i] = real(0);
+    u32 vacuum = b.row_vacuum[row];
+    if (vacuum == ~0u) return;
+    real* empty = b.x[center] + (size_t)(n + vacuum - first) * b.ldx;
+    for (int i = threadIdx.x; i < b.ldx; i += blockDim.x) empty[i] = real(0);
+}
+
+// t[c][m] += d_d[m, k] a[c][k], t[c][k] += d_d[m, k] a[c][m] for one row.
+__device__ void adjoint_add(real* t, real* d_d, real* halves, const real* a, const real* from, int m1, int m2, int ldm) {
+    int pitch = m2 + 1;
+    for (int i = threadIdx.x; i < m1 * m2; i += blockDim.x) d_d[i / m2 * pitch + i % m2] = from[i];
+    __syncthreads();
+    for (int m = threadIdx.x; m < m1; m += blockDim.x) {
+        real sum[4] = {t[m], t[ldm + m], t[2 * ldm + m], t[3 * ldm + m]};
+        for (int k = 0; k < m2; k++) {
+            real e = d_d[m * pitch + k];
+#pragma unroll
+            for (int c = 0; c < 4; c++) sum[c] = fused(e, a[c * ldm + k], sum[c]);
+        }
+#pragma unroll
+        for (int c = 0; c < 4; c++) t[c * ldm + m] = sum[c];
+    }
+    // The other part in two halves of m, so that all threads have work.
+    for (int i = threadIdx.x; i < 8 * m2; i += blockDim.x) {
+        int k = i % m2, c = i / m2 % 4, half = i / m2 / 4;
+        int middle = (m1 + 1) / 2, end = half ? m1 : middle;
+        real sum = real(0);
+        for (int m = half ? middle : 0; m < end; m++) sum = fused(d_d[m * pitch + k], a[c * ldm + m], sum);
+        halves[i] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 4 * m2; i += blockDim.x) t[i / m2 * ldm + i % m2] += halves[i] + halves[4 * m2 + i];
+    __syncthreads();
+}
+
+// dE/dA of every row (second 0), or dL/dA from dL/dinput and, along the direction, dE/dinput (second 1).
+extern "C" __global__ void __launch_bounds__(128) descriptor_adjoint(const __grid_constant__ Batch b, int second) {
+    int row = blockIdx.x, m1 = b.m1, m2 = b.m2, ldm = b.ldm;
+    real *a = (real*)shared_bytes, *t = a + 4 * ldm, *halves = t + 4 * ldm, *d_d = halves + 8 * m2;
+    int center = center_of_row(b, row);
+    size_t at = (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
+    load_a(a, b, b.a, row);
+    for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) t[i] = real(0);
+    __syncthreads();
+    adjoint_add(t, d_d, halves, a, (second ? b.dl_x : b.de_x)[center] + at, m1, m2, ldm);
+    if (second) {
+        load_a(a, b, b.a_dot, row);
+        __syncthreads();
+        adjoint_add(t, d_d, halves, a, b.de_x[center] + at, m1, m2, ldm);
+    }
+    real* out = b.da + (size_t)(second ? b.row_dl : b.row_de)[row] * 4 * ldm;
+    for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) out[i] = t[i];
+}

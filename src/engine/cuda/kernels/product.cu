@@ -1,0 +1,355 @@
+// Dense products on tensor cores, several in one launch, with what follows a product done in registers.
+//
+// C[m, n] = sum_k A[m, k] B[k, n]. A block computes BM x BN of C; its warps share them out, and where WK > 1 also
+// the inner dimension. Tiles of A and B travel through shared memory in STAGES asynchronous copies. All sums have
+// one order: a product that is cut along k is added up by the block that comes last, piece by piece from the first.
+
+// What is done with a tile of C.
+enum { STORE, PARTIAL, FORWARD, BACKWARD_E, TANGENT, BACKWARD_L };
+
+// One product. Leading dimensions are multiples of 4, so that rows start at 16 bytes.
+struct Task {
+    const real* a;             // [m, lda], or [k, lda] where the kernel takes A transposed
+    const real* b;             // [k, ldb], or [n, ldb] where the kernel takes B transposed
+    real* c;                   // [m, ldc]
+    const real* const* rows;   // not null: four rows of A each are found here
+    // The layer's input (FORWARD, TANGENT) or the adjoint of its output (BACKWARD): what a shortcut carries.
+    const real* shortcut;
+    const real *bias, *idt;
+    real *f, *d, *dd, *z_dot;  // [m, ldc] of the layer whose z or y this is; d and dd null for tanh
+    real* y;                   // [m, ldy] FORWARD, TANGENT: the layer's output
+    real* dz;                  // [m, ldc] the adjoint of z
+    real* dl_y;
+    const real* de_y;          // [m, ld_de_y]
+    const real* w_out;         // not null: this is the last hidden layer
+    const real* dl_e;          // [m]
+    double threshold;
+    int m, n, k, lda, ldb, ldc, ldy, ld_shortcut;
+    int ld_de_y, folds, fold, activation;
+    int tiles_n, first_tile, splits, kind;
+    u64 split_stride;          // PARTIAL: from one piece to the next
+};
+
+#define MAX_TASKS 8
+
+struct Products {
+    real* workspace;           // pieces of products that are cut along k
+    u32* counters;             // [tiles] pieces done
+    int n_tasks, n_tiles;
+    Task tasks[MAX_TASKS];
+};
+
+static_assert(sizeof(Task) == TASK_BYTES, "Task differs from layout.rs");
+static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from layout.rs");
+
+// Copies up to 16 bytes and fills the rest of them with zeros.
+__device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;\n"); }
+template <int N> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;\n" ::"n"(N)); }
+
+#if PRODUCTS == 64
+struct AFrag { double x[4]; };
+struct BFrag { double x[2]; };
+__device__ __forceinline__ void split(AFrag&) {}
+__device__ __forceinline__ void split(BFrag&) {}
+__device__ __forceinline__ void mma(double* c, const AFrag& a, const BFrag& b) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+        : "d"(a.x[0]), "d"(a.x[1]), "d"(a.x[2]), "d"(a.x[3]), "d"(b.x[0]), "d"(b.x[1]));
+#else
+    for (int half = 0; half < 2; half++)
+        for (int k = 0; k < 2; k++)
+            asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};\n"
+                         : "+d"(c[2 * half]), "+d"(c[2 * half + 1])
+                         : "d"(a.x[2 * k + half]), "d"(b.x[k]));
+#endif
+}
+#else
+// Floats are cut into tf32 parts: the large part alone (PRODUCTS 19), or large and small so that three products
+// carry all bits of a float but the last (PRODUCTS 32).
+struct AFrag { float x[4]; u32 large[4], small[4]; };
+struct BFrag { float x[2]; u32 large[2], small[2]; };
+__device__ __forceinline__ u32 to_tf32(float x) {
+    u32 y;
+    asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(y) : "f"(x));
+    return y;
+}
+template <typename Frag> __device__ __forceinline__ void split(Frag& frag) {
+    for (int i = 0; i < (int)(sizeof(frag.x) / sizeof(float)); i++) {
+        frag.large[i] = to_tf32(frag.x[i]);
+        if (PRODUCTS == 32) frag.small[i] = to_tf32(frag.x[i] - __uint_as_float(frag.large[i]));
+    }
+}
+__device__ __forceinline__ void mma_tf32(float* c, const u32* a, const u32* b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma(float* c, const AFrag& a, const BFrag& b) {
+    if (PRODUCTS == 32) {
+        mma_tf32(c, a.small, b.large);
+        mma_tf32(c, a.large, b.small);
+    }
+    mma_tf32(c, a.large, b.large);
+}
+#endif
+
+// act', act'' of an element, from what was kept of it.
+__device__ __forceinline__ Jet<real> kept_jet(const Task& t, size_t at) {
+    real f = t.f[at];
+    if (t.activation == TANH) {
+        real d = real(1) - f * f;
+        return {f, d, real(-2) * f * d};
+    }
+    return {f, t.d[at], t.dd[at]};
+}
+
+// What a shortcut brings to column `col`: the input itself, or the sum over the copies that were made of it.
+__device__ __forceinline__ real brought(const Task& t, int row, int col) {
+    if (!t.folds) return real(0);
+    const real* x = t.shortcut + (size_t)row * t.ld_shortcut;
+    if (t.kind == FORWARD || t.kind == TANGENT) return x[col % t.fold];
+    real sum = real(0);
+    for (int k = 0; k < t.folds; k++) sum += x[col + k * t.fold];
+    return sum;
+}
+
+// One element of C and everything that follows from it.
+__device__ __forceinline__ void finish(const Task& t, int split_index, int row, int col, real value) {
+    size_t at = (size_t)row * t.ldc + col;
+    real idt = t.idt ? t.idt[col] : real(1);
+    switch (t.kind) {
+        case STORE: t.c[at] = value; break;
+        case PARTIAL: t.c[split_index * t.split_stride + at] = value; break;
+        case FORWARD: {
+            Jet<real> j = jet(t.activation, value + (t.bias ? t.bias[col] : real(0)), (real)t.threshold);
+            t.f[at] = j.f;
+            if (t.activation != TANH) t.d[at] = j.d, t.dd[at] = j.dd;
+            t.y[(size_t)row * t.ldy + col] = idt * j.f + brought(t, row, col);
+            if (t.w_out) t.dz[at] = t.w_out[col] * j.d * idt;
+            break;
+        }
+        case BACKWARD_E: {
+            value += brought(t, row, col);
+            t.c[at] = value;
+            if (t.dz) t.dz[at] = value * kept_jet(t, at).d * idt;
+            break;
+        }
+        case TANGENT: {
+            Jet<real> j = kept_jet(t, at);
+            t.z_dot[at] = value;
+            t.y[(size_t)row * t.ldy + col] = value * j.d * idt + brought(t, row, col);
+            if (t.w_out) {
+                real dl_y = t.dl_e[row] * t.w_out[col];
+                t.dl_y[at] = dl_y;
+                t.dz[at] = idt * (dl_y * j.d + t.w_out[col] * j.dd * value);
+            }
+            break;
+        }
+        case BACKWARD_L: {
+            value += brought(t, row, col);
+            t.c[at] = value;
+            if (t.dz) {
+                Jet<real> j = kept_jet(t, at);
+                real de_y = t.de_y[(size_t)row * t.ld_de_y + col];
+                t.dz[at] = idt * (value * j.d + de_y * j.dd * t.z_dot[at]);
+            }
+            break;
+        }
+    }
+}
+
+// Copies one tile to shared memory. `outer` counts rows of memory, `inner` runs along them.
+template <int OUTER, int INNER, int LD, int THREADS>
+__device__ __forceinline__ void load_tile(real* to, const real* from, const real* const* rows, int ld, int outer0,
+                                          int n_outer, int inner0, int n_inner) {
+    constexpr int VEC = 16 / sizeof(real), PER_ROW = INNER / VEC, COUNT = OUTER * PER_ROW;
+    for (int v = threadIdx.x; v < COUNT; v += THREADS) {
+        int o = v / PER_ROW, i = v % PER_ROW * VEC;
+        int r = outer0 + o, left = r < n_outer ? n_inner - inner0 - i : 0;
+        int bytes = left <= 0 ? 0 : left >= VEC ? 16 : left * (int)sizeof(real);
+        if (!bytes) r = 0;
+        const real* row = rows ? rows[r >> 2] + (size_t)(r & 3) * ld : from + (size_t)r * ld;
+        copy_16(to + o * LD + i, bytes ? row + inner0 + i : row, bytes);
+    }
+}
+
+// Leading dimension of a tile in shared memory: fragments of a warp then fall on different banks.
+template <int INNER, bool ALONG_K> struct Padded {
+    static constexpr int LD = sizeof(real) == 8 || ALONG_K ? INNER + 4
+                                                           : INNER + (INNER % 32 == 8 || INNER % 32 == 24 ? 0 : 8);
+};
+
+template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T> struct Tile {
+    static constexpr int THREADS = 32 * WM * WN * WK;
+    static constexpr int LDA = A_T ? Padded<BM, false>::LD : Padded<BK, true>::LD;
+    static constexpr int LDB = B_T ? Padded<BK, true>::LD : Padded<BN, false>::LD;
+    static constexpr int A_SIZE = A_T ? BK * LDA : BM * LDA;
+    static constexpr int B_SIZE = B_T ? BN * LDB : BK * LDB;
+    static constexpr int MT = BM / WM / 16, NT = BN / WN / 8;
+    static constexpr int SIZE = BM * BN, LDC = BN + 2;
+
+    static __device__ void run(const Products& p) {
+        real* shared = (real*)shared_bytes;
+        int which = 0, tile = blockIdx.x;
+        while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;
+        const Task& t = p.tasks[which];
+        int local = tile - t.first_tile;
+        int n_tiles = t.tiles_n * ((t.m + BM - 1) / BM);
+        int split_index = local / n_tiles;
+        local %= n_tiles;
+        int row0 = local / t.tiles_n * BM, col0 = local % t.tiles_n * BN;
+        int chunk = ((t.k + t.splits - 1) / t.splits + BK - 1) / BK * BK;
+        int k0 = split_index * chunk, k1 = min(t.k, k0 + chunk);
+
+        int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        int wm = warp % WM, wn = warp / WM % WN, wk = warp / (WM * WN);
+        real acc[MT][NT][4];
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) acc[i][j][e] = real(0);
+
+        int steps = k1 > k0 ? (k1 - k0 + BK - 1) / BK : 0;
+        for (int s = 0; s < STAGES - 1; s++) {
+            if (s < steps) load(shared, s, t, row0, col0, k0 + s * BK, k1);
+            copies_commit();
+        }
+        for (int s = 0; s < steps; s++) {
+            copies_wait<STAGES - 2>();
+            __syncthreads();
+            int ahead = s + STAGES - 1;
+            if (ahead < steps) load(shared, ahead % STAGES, t, row0, col0, k0 + ahead * BK, k1);
+            copies_commit();
+            const real* a = shared + s % STAGES * (A_SIZE + B_SIZE);
+            multiply(acc, a, a + A_SIZE, wm, wn, wk, lane);
+        }
+        copies_wait<0>();
+        __syncthreads();
+        leave(acc, shared, wm, wn, wk, lane);
+        __syncthreads();
+        bool cut = t.splits > 1 && t.kind != PARTIAL;
+        if (cut && !leave_piece(shared, p, t, local, split_index, n_tiles)) return;
+        const real* pieces = p.workspace + ((size_t)t.first_tile + local) * SIZE;
+        for (int i = threadIdx.x; i < SIZE; i += THREADS) {
+            int row = row0 + i / BN, col = col0 + i % BN;
+            if (row >= t.m || col >= t.n) continue;
+            real value = real(0);
+            if (cut)
+                for (int s = 0; s < t.splits; s++) value += __ldcg(pieces + (size_t)s * n_tiles * SIZE + i);
+            else value = added(shared, i);
+            finish(t, split_index, row, col, value);
+        }
+    }
+
+    // Element i of the tile, from what all warps left.
+    static __device__ __forceinline__ real added(const real* shared, int i) {
+        real value = shared[i / BN * LDC + i % BN];
+#pragma unroll
+        for (int w = 1; w < WK; w++) value += shared[w * BM * LDC + i / BN * LDC + i % BN];
+        return value;
+    }
+
+    // Leaves a warp's part of the tile in shared memory; warps that shared the inner dimension have a copy each.
+    static __device__ __forceinline__ void leave(const real (&acc)[MT][NT][4], real* shared, int wm, int wn, int wk,
+                                                 int lane) {
+        real* to = shared + wk * BM * LDC + (wm * MT * 16 + lane / 4) * LDC + wn * NT * 8 + 2 * (lane % 4);
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) to[(i * 16 + e / 2 * 8) * LDC + j * 8 + e % 2] = acc[i][j][e];
+    }
+
+    // Leaves this block's piece of the sum over k; true for the block that comes last and adds up all of them.
+    static __device__ bool leave_piece(const real* shared, const Products& p, const Task& t, int local, int split_index,
+                                       int n_tiles) {
+        __shared__ bool last;
+        real* mine = p.workspace + ((size_t)t.first_tile + (size_t)split_index * n_tiles + local) * SIZE;
+        for (int i = threadIdx.x; i < SIZE; i += THREADS) mine[i] = added(shared, i);
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            u32* counter = p.counters + t.first_tile + local;
+            last = atomicAdd(counter, 1) == (u32)t.splits - 1;
+            if (last) *counter = 0;
+            __threadfence();
+        }
+        __syncthreads();
+        return last;
+    }
+
+    static __device__ __forceinline__ void load(real* shared, int stage, const Task& t, int row0, int col0, int k,
+                                                int k1) {
+        real* a = shared + stage * (A_SIZE + B_SIZE);
+        if (A_T) load_tile<BK, BM, LDA, THREADS>(a, t.a, t.rows, t.lda, k, k1, row0, t.m);
+        else load_tile<BM, BK, LDA, THREADS>(a, t.a, t.rows, t.lda, row0, t.m, k, k1);
+        real* b = a + A_SIZE;
+        if (B_T) load_tile<BN, BK, LDB, THREADS>(b, t.b, nullptr, t.ldb, col0, t.n, k, k1);
+        else load_tile<BK, BN, LDB, THREADS>(b, t.b, nullptr, t.ldb, k, k1, col0, t.n);
+    }
+
+    static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm,
+                                                    int wn, int wk, int lane) {
+        int g = lane / 4, q = lane % 4;
+#pragma unroll
+        for (int kk = 0; kk < BK / 8 / WK; kk++) {
+            int k = (kk * WK + wk) * 8 + q;
+            AFrag fa[MT];
+#pragma unroll
+            for (int i = 0; i < MT; i++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int m = (wm * MT + i) * 16 + g + e % 2 * 8, at = k + e / 2 * 4;
+                    fa[i].x[e] = A_T ? a[at * LDA + m] : a[m * LDA + at];
+                }
+                split(fa[i]);
+            }
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                BFrag fb;
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    int n = (wn * NT + j) * 8 + g, at = k + e * 4;
+                    fb.x[e] = B_T ? b[n * LDB + at] : b[at * LDB + n];
+                }
+                split(fb);
+#pragma unroll
+                for (int i = 0; i < MT; i++) mma(acc[i][j], fa[i], fb);
+            }
+        }
+    }
+};
+
+// Small tiles for few rows, large ones for many. The numbers stand in products.rs too.
+typedef Tile<16, 24, 64, 1, 1, 8, 3, false, false> SmallNN;
+typedef Tile<16, 24, 64, 1, 1, 8, 3, false, true> SmallNT;
+typedef Tile<16, 24, 64, 1, 1, 8, 3, true, false> SmallTN;
+typedef Tile<64, 40, 32, 4, 1, 2, 3, false, false> MediumNN;
+typedef Tile<64, 40, 32, 4, 1, 2, 3, false, true> MediumNT;
+typedef Tile<64, 40, 32, 4, 1, 2, 3, true, false> MediumTN;
+typedef Tile<128, 80, 16, 4, 2, 1, 3, false, false> LargeNN;
+typedef Tile<128, 80, 16, 4, 2, 1, 3, false, true> LargeNT;
+typedef Tile<128, 80, 16, 4, 2, 1, 3, true, false> LargeTN;
+
+#define PRODUCT(name, Kind, blocks) \
+    extern "C" __global__ void __launch_bounds__(Kind::THREADS, blocks) name(const __grid_constant__ Products p) { Kind::run(p); }
+
+PRODUCT(product_small_nn, SmallNN, 2)
+PRODUCT(product_small_nt, SmallNT, 2)
+PRODUCT(product_small_tn, SmallTN, 2)
+PRODUCT(product_medium_nn, MediumNN, 2)
+PRODUCT(product_medium_nt, MediumNT, 2)
+PRODUCT(product_medium_tn, MediumTN, 2)
+PRODUCT(product_large_nn, LargeNN, LARGE_BLOCKS)
+PRODUCT(product_large_nt, LargeNT, LARGE_BLOCKS)
+PRODUCT(product_large_tn, LargeTN, LARGE_BLOCKS)

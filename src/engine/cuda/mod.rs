@@ -1,0 +1,158 @@
+//! The CUDA engine: everything of a step on a GPU.
+//!
+//! Kernels are CUDA C++ in `kernels/`, each beside the CPU file whose formulas it has; they are compiled with NVRTC at
+//! first use and kept on disk ([`compile`]). The driver is found at run time ([`library`], [`device`]). Atoms become rows,
+//! grouped by type ([`shape`]); frames stay on the device with their features ([`store`]); a step is the list of kernels in
+//! [`core`]. Sums have one order and there are no floating-point atomics: two runs give the same bits.
+
+pub mod sys;
+pub mod library;
+pub mod compile;
+pub mod device;
+pub mod layout;
+pub mod network;
+pub mod products;
+pub mod shape;
+pub mod frame;
+pub mod store;
+pub mod core;
+pub mod nccl;
+#[cfg(test)]
+mod tests;
+
+use self::core::{Core, Terms};
+use super::{Engine, Prediction, Preparer, Seeds};
+use crate::Result;
+use crate::model::dp::Dp;
+pub use compile::Numbers;
+pub use device::{Cuda, Device};
+use frame::HostFrame;
+use shape::Shape;
+use std::sync::Arc;
+
+/// Evaluates a Deep Potential on a GPU, frames given with each call: for predictions and tests.
+pub struct CudaEngine {
+    core: Core,
+    slots: Vec<u32>,
+}
+
+/// Frames that one call may hold.
+const MOST_FRAMES: usize = 4096;
+
+impl CudaEngine {
+    /// An engine for a model whose series reaches down to `min_distance`, A.
+    pub fn new(device: &Arc<Device>, model: &Arc<Dp>, min_distance: f64) -> Result<Self> {
+        let terms = Terms { loss: None, virial: true };
+        Ok(CudaEngine {
+            core: Core::new(device, model, min_distance, MOST_FRAMES, terms)?,
+            slots: Vec::new(),
+        })
+    }
+
+    /// [`Engine::evaluate`] that can fail.
+    pub fn try_evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&HostFrame]) -> Result<()> {
+        self.core.device.bind()?;
+        self.core.set_params(params)?;
+        self.core.adapt_if_needed(params)?;
+        self.slots = (0..batch.len() as u32).collect();
+        for frame in batch {
+            self.core.cover(&frame.facts, |_| Ok(params.to_vec()))?;
+        }
+        for (slot, frame) in batch.iter().enumerate() {
+            self.core.put(slot, frame)?;
+        }
+        let shape = self.core.shape(&self.slots)?;
+        self.core.set_turn(&layout::Turn { count: 1.0, ..Default::default() }, &self.slots)?;
+        self.core.first_pass(&shape)?;
+        self.download(out, &shape, batch)
+    }
+
+    fn download(&self, out: &mut Prediction, shape: &Shape, batch: &[&HostFrame]) -> Result<()> {
+        let (n, stride) = (shape.n_frames, shape.atom_stride);
+        let (mut energy, mut force) = (vec![0.0; n * stride], vec![0.0; 3 * n * stride]);
+        let device = &self.core.device;
+        let read = |from: u64, to: &mut [f64]| -> Result<()> {
+            // SAFETY: both sides hold that many numbers, and the copy is waited for.
+            let code = unsafe {
+                (device.driver().memcpy_dtoh_async)(
+                    to.as_mut_ptr().cast(),
+                    from,
+                    size_of_val(to),
+                    device.stream(),
+                )
+            };
+            device.check(code, "copy from the GPU")?;
+            device.synchronize()
+        };
+        out.energy = vec![0.0; n];
+        let mut virial = vec![0.0; 9 * n];
+        read(shape.batch.energy, &mut out.energy)?;
+        read(shape.batch.virial, &mut virial)?;
+        read(shape.batch.atom_energy, &mut energy)?;
+        read(shape.batch.force, &mut force)?;
+        out.virial = virial.as_chunks::<9>().0.to_vec();
+        (out.atom_energy, out.force) = (Vec::new(), Vec::new());
+        for (f, frame) in batch.iter().enumerate() {
+            let n_atoms = frame.facts.shape.n_atoms;
+            // Virtual atoms have no row: what stands in their place is of another batch.
+            let real = frame.facts.real_atoms();
+            for atom in 0..n_atoms {
+                let at = f * stride + atom;
+                out.atom_energy.push(if real[atom] { energy[at] } else { 0.0 });
+                out.force.extend((0..3).map(|k| if real[atom] { force[3 * at + k] } else { 0.0 }));
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Engine::backward`] that can fail.
+    pub fn try_backward(&mut self, grad: &mut [f64], batch: &[&HostFrame], seeds: &Seeds) -> Result<()> {
+        self.core.device.bind()?;
+        let shape = self.core.shape(&self.slots)?;
+        let (b, stride) = (&shape.batch, shape.atom_stride);
+        let mut first = 0;
+        let device = &self.core.device;
+        let write = |to: u64, from: &[f64]| -> Result<()> {
+            // SAFETY: the source is ordinary memory, which the driver has read when the call returns.
+            let code = unsafe {
+                (device.driver().memcpy_htod_async)(
+                    to,
+                    from.as_ptr().cast(),
+                    size_of_val(from),
+                    device.stream(),
+                )
+            };
+            device.check(code, "copy to the GPU")
+        };
+        for (f, frame) in batch.iter().enumerate() {
+            let n = frame.facts.shape.n_atoms;
+            let at = (f * stride) as u64;
+            write(b.dl_force + 24 * at, &seeds.dl_force[3 * first..3 * (first + n)])?;
+            write(b.dl_atom_energy + 8 * at, &seeds.dl_atom_energy[first..first + n])?;
+            first += n;
+        }
+        write(b.dl_energy, &seeds.dl_energy)?;
+        write(b.dl_virial, seeds.dl_virial.as_flattened())?;
+        self.core.energy_seeds(&shape)?;
+        self.core.second_pass(&shape)?;
+        self.core.network.grad.read(0, grad)
+    }
+}
+
+impl Engine for CudaEngine {
+    type Prepared = HostFrame;
+
+    fn preparer(&self) -> Preparer<HostFrame> {
+        let (model, numbers) = (self.core.model.clone(), self.core.device.numbers);
+        Arc::new(move |frame| HostFrame::new(&model, frame, numbers))
+    }
+
+    /// A device that fails here leaves nothing to go on with.
+    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&HostFrame]) {
+        self.try_evaluate(out, params, batch).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    fn backward(&mut self, grad: &mut [f64], _: &[f64], batch: &[&HostFrame], seeds: &Seeds) {
+        self.try_backward(grad, batch, seeds).unwrap_or_else(|e| panic!("{e}"));
+    }
+}

@@ -1,0 +1,284 @@
+//! The parameters of a model on the device, and where the nets read them.
+
+use super::device::{Buffer, Device};
+use super::layout::{self, Layer, MAX_LAYERS, View};
+use super::sys::DevicePtr;
+use crate::engine::cpu::chebyshev::Plan;
+use crate::model::dp::Dp;
+use crate::model::net::LayerShape;
+use crate::{Result, bail};
+use std::sync::Arc;
+
+/// Nodes of the series that one block of `embed_forward` works on.
+const NODES: usize = 8;
+/// Elements of a view that one block of `reduce` and `adam` works on.
+pub const PER_BLOCK: usize = 1024;
+
+/// Where the nets read one layer, in numbers from the start of the copies.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    pub w: usize,
+    pub ldw: usize,
+    pub b: Option<usize>,
+    pub idt: Option<usize>,
+}
+
+/// Rounds up to a multiple of four numbers, so that rows start at 16 bytes.
+pub fn padded(n: usize) -> usize {
+    n.next_multiple_of(4)
+}
+
+/// Parameters, moments, gradient, and the copies that products read.
+pub struct Network {
+    pub device: Arc<Device>,
+    pub model: Arc<Dp>,
+    pub n_params: usize,
+    pub params: Buffer,
+    pub first_moment: Buffer,
+    pub second_moment: Buffer,
+    /// The gradient, and the wish to stop.
+    pub grad: Buffer,
+    pub squares: Buffer,
+    /// Weights with rows padded to 16 bytes, biases and time steps.
+    pub weights: Buffer,
+    /// Numbers in `weights`.
+    pub n_weights: usize,
+    /// `[n_types][layers]`
+    pub places: Vec<Vec<Place>>,
+    pub w_out: Buffer,
+    pub b_out: Buffer,
+    pub radial: Buffer,
+    pub bias: Buffer,
+    pub status: Buffer,
+}
+
+impl Network {
+    pub fn new(device: &Arc<Device>, model: &Arc<Dp>) -> Result<Self> {
+        if model.embedding[0].layers.len() > MAX_LAYERS {
+            bail!(
+                "the embedding net has {} layers; the GPU takes at most {MAX_LAYERS}",
+                model.embedding[0].layers.len()
+            );
+        }
+        if model.fitting[0].layers.len() < 2 {
+            bail!("the fitting net has no hidden layer; the GPU wants one");
+        }
+        let mut end = 0;
+        let mut take = |n: usize| {
+            let at = end;
+            end += padded(n);
+            at
+        };
+        let mut place = |shape: &LayerShape, output: bool| {
+            let ldw = if output { 1 } else { padded(shape.n_out) };
+            Place {
+                w: take(shape.n_in * ldw),
+                ldw,
+                b: shape.b.map(|_| take(shape.n_out)),
+                idt: shape.idt.map(|_| take(shape.n_out)),
+            }
+        };
+        let places: Vec<Vec<Place>> = model
+            .fitting
+            .iter()
+            .map(|net| {
+                let last = net.layers.len() - 1;
+                net.layers.iter().enumerate().map(|(l, shape)| place(shape, l == last)).collect()
+            })
+            .collect();
+        let size = device.numbers.size();
+        let n = model.table.len();
+        let zeros = |count: usize, what: &str| Buffer::zeroed(device, 8 * count, what);
+        let weights = Buffer::zeroed(device, end * size, "the weights")?;
+        let at = |p: Option<usize>| p.map_or(0, |p| weights.ptr() + (p * size) as u64);
+        let outs: Vec<DevicePtr> = places.iter().map(|net| at(net.last().map(|p| p.w))).collect();
+        let biases: Vec<DevicePtr> = places.iter().map(|net| at(net.last().and_then(|p| p.b))).collect();
+        Ok(Network {
+            n_params: n,
+            params: zeros(n, "the parameters")?,
+            first_moment: zeros(n, "the moments")?,
+            second_moment: zeros(n, "the moments")?,
+            grad: zeros(n + 1, "the gradient")?,
+            squares: zeros(n.div_ceil(PER_BLOCK), "the gradient's norm")?,
+            n_weights: end,
+            places,
+            w_out: Buffer::of(device, &outs, "tables")?,
+            b_out: Buffer::of(device, &biases, "tables")?,
+            radial: radial_table(device, model)?,
+            bias: Buffer::of(device, &model.stats.bias, "tables")?,
+            status: Buffer::zeroed(device, size_of::<layout::Status>(), "the status")?,
+            weights,
+            device: device.clone(),
+            model: model.clone(),
+        })
+    }
+
+    /// The address of a number among the copies.
+    pub fn weight_at(&self, place: usize) -> DevicePtr {
+        self.weights.ptr() + (place * self.device.numbers.size()) as u64
+    }
+
+    /// Number of embedding parameters of one net; nets follow each other in the flat vector.
+    pub fn embedding_size(&self) -> usize {
+        let nets = &self.model.embedding;
+        self.model.fitting[0].layers[0].w / nets.len()
+    }
+
+    /// The views of the flat vector without where their gradients come from.
+    pub fn views(&self) -> Vec<View> {
+        let model = &self.model;
+        let trainable = model.trainable();
+        let is_trained = |flat: usize| i32::from(trainable.iter().any(|r| r.contains(&flat)));
+        let size = self.embedding_size();
+        let mut views: Vec<View> = (0..model.embedding.len())
+            .map(|n| View {
+                flat: (n * size) as u64,
+                rows: 1,
+                cols: size as i32,
+                ld: size as i32,
+                is_double: 1,
+                trainable: is_trained(n * size),
+                ..View::default()
+            })
+            .collect();
+        for (net, places) in model.fitting.iter().zip(&self.places) {
+            for (shape, place) in net.layers.iter().zip(places) {
+                views.push(View {
+                    flat: shape.w as u64,
+                    rows: shape.n_in as i32,
+                    cols: shape.n_out as i32,
+                    ld: place.ldw as i32,
+                    copy: self.weight_at(place.w),
+                    copy_ld: place.ldw as i32,
+                    trainable: is_trained(shape.w),
+                    ..View::default()
+                });
+                for (flat, place) in [(shape.b, place.b), (shape.idt, place.idt)] {
+                    let (Some(flat), Some(place)) = (flat, place) else { continue };
+                    views.push(View {
+                        flat: flat as u64,
+                        rows: 1,
+                        cols: shape.n_out as i32,
+                        ld: shape.n_out as i32,
+                        copy: self.weight_at(place),
+                        copy_ld: shape.n_out as i32,
+                        is_double: 1,
+                        trainable: is_trained(flat),
+                        ..View::default()
+                    });
+                }
+            }
+        }
+        let mut block = 0;
+        for view in &mut views {
+            view.first_block = block;
+            block += ((view.rows * view.cols) as usize).div_ceil(PER_BLOCK) as i32;
+        }
+        views
+    }
+}
+
+/// Blocks of all views.
+pub fn n_blocks(views: &[View]) -> usize {
+    views.last().map_or(0, |v| v.first_block as usize + ((v.rows * v.cols) as usize).div_ceil(PER_BLOCK))
+}
+
+fn radial_table(device: &Arc<Device>, model: &Dp) -> Result<Buffer> {
+    let rows: Vec<f64> = (0..model.n_types())
+        .flat_map(|c| {
+            let (davg, dstd) = (&model.stats.davg[c], &model.stats.dstd[c]);
+            [davg[0], 1.0 / dstd[0], 1.0 / dstd[1]]
+        })
+        .collect();
+    reals(device, &rows, "tables")
+}
+
+/// Numbers in the type of the kernels.
+pub fn reals(device: &Arc<Device>, values: &[f64], what: &str) -> Result<Buffer> {
+    match device.numbers.size() {
+        8 => Buffer::of(device, values, what),
+        _ => Buffer::of(device, &values.iter().map(|&x| x as f32).collect::<Vec<_>>(), what),
+    }
+}
+
+/// The embedding nets as a series of some number of terms.
+pub struct SeriesOnDevice {
+    pub plan: Arc<Plan>,
+    /// What the kernels take.
+    pub embedding: layout::Embedding,
+    pub n_stacks: usize,
+    /// Shared memory of `embed_forward` and `embed_backward`.
+    pub shared: (usize, usize),
+    /// What the kernels read and write; owned here.
+    _buffers: Vec<Buffer>,
+}
+
+impl SeriesOnDevice {
+    pub fn new(network: &Network, plan: &Arc<Plan>) -> Result<Self> {
+        let (device, model) = (&network.device, &network.model);
+        let (terms, n_types, m1) = (plan.terms, model.n_types(), model.n_embed());
+        let one_side = model.descriptor().type_one_side;
+        let n_stacks = if one_side { 1 } else { n_types };
+        let n_nets = model.embedding.len();
+        let mut place = vec![0u32; n_nets];
+        for center in 0..n_stacks {
+            for t in 0..n_types {
+                place[model.embedding_net(center, t)] = (center * n_types + t) as u32;
+            }
+        }
+        let shapes = &model.embedding[0].layers;
+        let trace: usize = shapes.iter().map(|l| 3 * terms * l.n_out).sum();
+        let (ldm, net_size, chunks) = (padded(m1), network.embedding_size(), terms / NODES);
+        let size = device.numbers.size();
+        let c_bytes = n_stacks * n_types * terms * ldm * size;
+        let zeros = |bytes: usize| Buffer::zeroed(device, bytes, "the embedding series");
+        let buffers = vec![
+            zeros(8 * n_nets * trace)?,
+            Buffer::of(device, plan.nodes(), "the series")?,
+            Buffer::of(device, plan.transform(), "the series")?,
+            zeros(c_bytes)?,
+            zeros(c_bytes)?,
+            zeros(16 * n_nets * chunks)?,
+            zeros(8 * chunks * n_nets * net_size)?,
+            Buffer::of(device, &place, "the series")?,
+        ];
+        let mut layers = [Layer::default(); MAX_LAYERS];
+        for (layer, shape) in layers.iter_mut().zip(shapes) {
+            *layer = Layer::new(shape, 0);
+        }
+        let widths: usize = 1 + shapes.iter().map(|l| l.n_out).sum::<usize>();
+        let widest = shapes.iter().map(|l| l.n_out).max().unwrap_or(1);
+        Ok(SeriesOnDevice {
+            plan: plan.clone(),
+            n_stacks,
+            shared: (8 * NODES * widths, 8 * NODES * 4 * widest),
+            embedding: layout::Embedding {
+                params: network.params.ptr(),
+                trace: buffers[0].ptr(),
+                nodes: buffers[1].ptr(),
+                transform: buffers[2].ptr(),
+                c: buffers[3].ptr(),
+                dl_c: buffers[4].ptr(),
+                tails: buffers[5].ptr(),
+                partial: buffers[6].ptr(),
+                place: buffers[7].ptr(),
+                n_nets: n_nets as i32,
+                n_layers: shapes.len() as i32,
+                terms: terms as i32,
+                n_types: n_types as i32,
+                ldm: ldm as i32,
+                net_size: net_size as i32,
+                trace_size: trace as i32,
+                chunks: chunks as i32,
+                scale: 1.0 / model.n_sel() as f64,
+                layers,
+            },
+            _buffers: buffers,
+        })
+    }
+
+    /// Blocks of the kernels on the nets.
+    pub fn blocks(&self) -> usize {
+        (self.embedding.n_nets * self.embedding.chunks) as usize
+    }
+}

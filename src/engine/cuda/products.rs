@@ -1,0 +1,154 @@
+//! Chooses tiles for dense products and cuts long ones into pieces.
+
+use super::device::{Device, arguments};
+use super::layout::{Kind, MAX_TASKS, Products, Task};
+use super::sys::DevicePtr;
+use crate::Result;
+
+/// Which operands are transposed in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operands {
+    /// A `[m, k]`, B `[k, n]`
+    Nn,
+    /// A `[m, k]`, B `[n, k]`
+    Nt,
+    /// A `[k, m]`, B `[k, n]`
+    Tn,
+}
+
+/// The tiles of one kernel: the numbers of `kernels/product.cu`.
+struct Tiles {
+    names: [&'static str; 3],
+    m: usize,
+    n: usize,
+    k: usize,
+    /// Warps that share the inner dimension.
+    warps_k: usize,
+}
+
+const STAGES: usize = 3;
+const THREADS: usize = 256;
+const SMALL: Tiles = Tiles {
+    names: ["product_small_nn", "product_small_nt", "product_small_tn"],
+    m: 16,
+    n: 24,
+    k: 64,
+    warps_k: 8,
+};
+const MEDIUM: Tiles = Tiles {
+    names: ["product_medium_nn", "product_medium_nt", "product_medium_tn"],
+    m: 64,
+    n: 40,
+    k: 32,
+    warps_k: 2,
+};
+const LARGE: Tiles = Tiles {
+    names: ["product_large_nn", "product_large_nt", "product_large_tn"],
+    m: 128,
+    n: 80,
+    k: 16,
+    warps_k: 1,
+};
+
+impl Tiles {
+    fn count(&self, tasks: &[Task]) -> usize {
+        tasks.iter().map(|t| (t.m as usize).div_ceil(self.m) * (t.n as usize).div_ceil(self.n)).sum()
+    }
+
+    /// Bytes of shared memory, as `Tile` has them.
+    fn shared(&self, operands: Operands, size: usize) -> usize {
+        let padded = |inner: usize, along_k: bool| match (size, along_k, inner % 32) {
+            (8, ..) | (_, true, _) => inner + 4,
+            (_, _, 8 | 24) => inner,
+            _ => inner + 8,
+        };
+        let a = match operands {
+            Operands::Tn => self.k * padded(self.m, false),
+            _ => self.m * padded(self.k, true),
+        };
+        let b = match operands {
+            Operands::Nt => self.n * padded(self.k, true),
+            _ => self.k * padded(self.n, false),
+        };
+        size * (STAGES * (a + b)).max(self.warps_k * self.m * (self.n + 2))
+    }
+}
+
+/// Products that are started together.
+pub struct ProductLaunch {
+    name: &'static str,
+    products: Products,
+    shared: usize,
+    /// Numbers of workspace that it needs.
+    pub workspace: usize,
+    /// Pieces of each task.
+    pub splits: Vec<usize>,
+}
+
+impl ProductLaunch {
+    /// Cuts products into tiles. Tasks with another kind than [`Kind::Partial`] add up their own pieces.
+    pub fn new(device: &Device, operands: Operands, tasks: &[Task]) -> Vec<ProductLaunch> {
+        tasks.chunks(MAX_TASKS).map(|tasks| Self::of(device, operands, tasks)).collect()
+    }
+
+    fn of(device: &Device, operands: Operands, tasks: &[Task]) -> ProductLaunch {
+        let (tiles, pieces) = choose(device.multiprocessors, tasks);
+        let mut products = Products { n_tasks: tasks.len() as i32, ..Products::default() };
+        let (mut first, mut splits) = (0, Vec::new());
+        for (slot, task) in products.tasks.iter_mut().zip(tasks) {
+            let n_tiles = tiles.count(std::slice::from_ref(task));
+            let most = (task.k as usize).div_ceil(4 * tiles.k).max(1);
+            // Longer products of a launch get more pieces, so that all blocks work about as long.
+            let longest = tasks.iter().map(|t| t.k).max().unwrap_or(1).max(1) as usize;
+            let n = (pieces * task.k as usize).div_ceil(longest).clamp(1, most);
+            *slot = Task {
+                tiles_n: (task.n as usize).div_ceil(tiles.n) as i32,
+                first_tile: first,
+                splits: n as i32,
+                ..*task
+            };
+            first += (n_tiles * n) as i32;
+            splits.push(n);
+        }
+        products.n_tiles = first;
+        let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32) && splits.iter().any(|&n| n > 1);
+        ProductLaunch {
+            name: tiles.names[operands as usize],
+            shared: tiles.shared(operands, device.numbers.size()),
+            workspace: if adds { first as usize * tiles.m * tiles.n } else { 0 },
+            products,
+            splits,
+        }
+    }
+
+    /// Tiles of all products; each needs a counter.
+    pub fn tiles(&self) -> usize {
+        self.products.n_tiles as usize
+    }
+
+    /// Tells where pieces and counters are.
+    pub fn place(&mut self, workspace: DevicePtr, counters: DevicePtr) {
+        self.products.workspace = workspace;
+        self.products.counters = counters;
+    }
+
+    pub fn launch(&self, device: &Device) -> Result<()> {
+        device.launch(self.name, self.tiles(), THREADS, self.shared, arguments![self.products])
+    }
+}
+
+/// Tiles, and pieces of the longest product, that fill a device with so many multiprocessors.
+fn choose(multiprocessors: usize, tasks: &[Task]) -> (&'static Tiles, usize) {
+    let longest = tasks.iter().map(|t| t.k as usize).max().unwrap_or(0);
+    let long = |k: usize| (longest / k).max(1);
+    let pieces = |tiles: &Tiles, waves: usize, piece: usize| {
+        (waves * multiprocessors).div_ceil(tiles.count(tasks).max(1)).clamp(1, long(piece))
+    };
+    if LARGE.count(tasks) * long(2048) >= multiprocessors {
+        return (&LARGE, if longest >= 4096 { pieces(&LARGE, 4, 2048) } else { 1 });
+    }
+    if MEDIUM.count(tasks) * 10 >= 8 * multiprocessors || longest >= 512 {
+        return (&MEDIUM, if longest >= 512 { pieces(&MEDIUM, 1, 128) } else { 1 });
+    }
+    (&SMALL, 1)
+}

@@ -1,0 +1,107 @@
+//! The CUDA engine against the reference; skipped by name where there is no GPU.
+
+use super::*;
+use crate::data::Frame;
+use crate::engine::reference::ReferenceEngine;
+use crate::engine::reference::tests::{frame, model, model_with, options};
+use crate::model::activation::Activation;
+use crate::model::dp::options::SeE2AOptions;
+
+fn device(numbers: Numbers) -> Option<Arc<Device>> {
+    let env = |name: &str| std::env::var(name).ok();
+    match Cuda::find(&env) {
+        Ok(cuda) => Some(Device::open(&cuda, 0, numbers, &env).unwrap()),
+        Err(e) => {
+            println!("{}: skipped, {}", std::thread::current().name().unwrap_or("a test"), e.message());
+            None
+        }
+    }
+}
+
+/// Energies, forces, virials, then the gradient for fixed seeds.
+fn run<E: Engine>(engine: &mut E, params: &[f64], frames: &[Frame]) -> (Prediction, Vec<f64>) {
+    let prepare = engine.preparer();
+    let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
+    let batch: Vec<_> = prepared.iter().collect();
+    let mut out = Prediction::default();
+    engine.evaluate(&mut out, params, &batch);
+    let coefficient = |k: usize| ((k as f64 + 1.0) * 0.731).sin();
+    let n = out.atom_energy.len();
+    let seeds = Seeds {
+        dl_energy: (0..frames.len()).map(coefficient).collect(),
+        dl_atom_energy: (0..n).map(coefficient).collect(),
+        dl_force: (0..3 * n).map(|k| 3.0 * coefficient(k)).collect(),
+        dl_virial: (0..frames.len()).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
+    };
+    let mut grad = vec![f64::NAN; params.len()];
+    engine.backward(&mut grad, params, &batch, &seeds);
+    (out, grad)
+}
+
+/// The worst deviation relative to the largest value.
+fn deviation(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
+    got.iter()
+        .zip(want)
+        .fold(0.0f64, |a, (g, w)| if g.is_nan() { f64::NAN } else { a.max((g - w).abs() / scale) })
+}
+
+fn compare(numbers: Numbers, model: Arc<Dp>, tolerance: f64) {
+    let Some(device) = device(numbers) else { return };
+    let params = model.random_params(9);
+    let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
+    let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
+    let mut engine = CudaEngine::new(&device, &model, 0.3).unwrap();
+    // Another batch first: what it leaves behind must not matter.
+    run(&mut engine, &params, &frames[..1]);
+    let got = run(&mut engine, &params, &frames);
+    let again = run(&mut engine, &params, &frames);
+    assert_eq!(got, again, "two runs give the same bits");
+    let pairs = [
+        ("energy", &got.0.energy, &want.0.energy),
+        ("atom energy", &got.0.atom_energy, &want.0.atom_energy),
+        ("force", &got.0.force, &want.0.force),
+        ("virial", &got.0.virial.as_flattened().to_vec(), &want.0.virial.as_flattened().to_vec()),
+        ("gradient", &got.1, &want.1),
+    ];
+    for (name, got, want) in pairs {
+        let worst = deviation(got, want);
+        println!("{numbers:?} {name}: {worst:.1e}");
+        assert!(worst < tolerance, "{name}: worst relative deviation {worst:e}");
+    }
+}
+
+#[test]
+fn float64_agrees_with_the_reference() {
+    compare(Numbers::F64, model(options()), 1e-9);
+}
+
+#[test]
+fn float32_agrees_with_the_reference_to_its_precision() {
+    compare(Numbers::F32, model(options()), 3e-4);
+}
+
+#[test]
+fn products_in_tf32_agree_with_the_reference_to_their_precision() {
+    compare(Numbers::Tf32, model(options()), 3e-2);
+}
+
+#[test]
+fn one_sided_nets_and_excluded_pairs_agree_with_the_reference() {
+    let descriptor = SeE2AOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
+    compare(Numbers::F64, model(descriptor), 1e-9);
+}
+
+#[test]
+fn other_activations_agree_with_the_reference() {
+    for activation in [Activation::Gelu, Activation::Softplus, Activation::Silu] {
+        compare(Numbers::F64, model(SeE2AOptions { activation, ..options() }), 1e-9);
+    }
+}
+
+#[test]
+fn energies_of_isolated_atoms_are_taken_off_as_the_reference_does() {
+    let with_inputs = model_with(options(), |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
+    compare(Numbers::F64, with_inputs, 1e-9);
+}

@@ -1,0 +1,626 @@
+//! Learning on a GPU: parameters, frames and the whole step live there; the host replays recorded steps.
+
+use super::feed::{Feed, FeedOptions, Placed, frame_bytes};
+use super::learner::{Learner, Snapshot, StepReport, Turn};
+use super::session::Session;
+use super::setup::Setup;
+use super::step::GradientSum;
+use super::team::Team;
+use super::validate;
+use crate::engine::choice::Gpu;
+use crate::engine::cuda::core::{Core, PLACES, TURN_HEADER, Terms};
+use crate::engine::cuda::device::{Event, Graph, Pinned};
+use crate::engine::cuda::frame::{
+    HostFrame, LABEL_ATOM_ENERGY, LABEL_ATOM_PREF, LABEL_ENERGY, LABEL_FORCE, LABEL_VIRIAL,
+};
+use crate::engine::cuda::layout::{self, Status};
+use crate::engine::cuda::nccl::NcclComm;
+use crate::engine::cuda::shape::Shape;
+use crate::engine::cuda::{Device, Numbers};
+use crate::loss::ener::Term;
+use crate::loss::options::{EnerLossOptions, LossFunction};
+use crate::loss::{EnerLoss, LossValue};
+use crate::optim::adam::Rule;
+use crate::report::profile::{Phase, Profiler};
+use crate::sample::{FrameId, Pool, Purpose, Sampler};
+use crate::{Result, bail, err};
+use serde_json::json;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Steps that the host may be ahead of the device.
+const AHEAD: usize = 16;
+/// Batches that are drawn, and loaded where they must be, ahead of the step.
+const DEPTH: usize = 32;
+/// Steps between looks at the device's status, and how many steps later its answer is waited for: fixed numbers, so that
+/// every run changes its series at the same step.
+const LOOK_EVERY: u64 = 16;
+const LOOK_AFTER: u64 = 8;
+/// Recorded steps that are kept; batches of more kinds than these are started kernel by kernel.
+const MOST_GRAPHS: usize = 64;
+/// Frames of the validation set that stay on the device.
+const VALIDATION_SLOTS: usize = 4096;
+/// Terms of the series that the memory of frames is counted with.
+const COUNTED_TERMS: usize = 64;
+
+/// How gradients of ranks and draws become one.
+enum Sum {
+    /// One draw of one rank: nothing to add up.
+    Alone,
+    /// Draws of one rank are added up on the device.
+    Draws,
+    /// On the device, over ranks by NCCL.
+    Nccl(NcclComm),
+    /// On the host: ranks that share a GPU, and sums that must not depend on the number of ranks.
+    Host(Box<GradientSum>),
+}
+
+/// What a recorded step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Recorded {
+    /// Gradient and update.
+    Whole,
+    /// The gradient of one draw.
+    Gradient,
+    /// Sum over ranks and update.
+    Update,
+}
+
+/// Trains a Deep Potential on a GPU.
+pub struct CudaLearner {
+    core: Core,
+    setup: Arc<Setup>,
+    loss: EnerLoss,
+    start_lr: f64,
+    feed: Feed,
+    sum: Sum,
+    draws: usize,
+    count: f64,
+    wants_norm: bool,
+    /// Numbers of the next steps, one piece for each.
+    ring: Vec<(Pinned, Event)>,
+    next: usize,
+    looked: (Pinned, Event, bool),
+    graphs: HashMap<(u64, Recorded), Option<Graph>>,
+    generation: u64,
+    validation: Option<ValidationFrames>,
+    stall_timeout: Duration,
+}
+
+/// The validation set, as far as it is on the device.
+struct ValidationFrames {
+    pool: Arc<Pool>,
+    first_slot: usize,
+    slots: HashMap<FrameId, u32>,
+    most: usize,
+}
+
+/// Options that decide how a GPU is used.
+struct Wishes {
+    nccl: Option<bool>,
+    graphs: bool,
+}
+
+impl Wishes {
+    fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let flag = |name: &str| env(name).map(|value| value != "0");
+        Wishes { nccl: flag("PHALANX_NCCL"), graphs: flag("PHALANX_GRAPHS").unwrap_or(true) }
+    }
+}
+
+impl CudaLearner {
+    /// A learner on this rank's GPU; `shared`: another rank has the same one.
+    pub fn new(
+        team: &mut Team,
+        session: &Session,
+        setup: &Arc<Setup>,
+        gpu: &Gpu,
+        shared: bool,
+        numbers: Numbers,
+        start_lr: f64,
+    ) -> Result<Self> {
+        let env = |name: &str| std::env::var(name).ok();
+        let training = &setup.input.training;
+        let device = Device::open(&gpu.cuda, gpu.index, numbers, &env);
+        let device = team.agree(device)?;
+        let built = Self::build(&device, setup, start_lr);
+        let core = team.agree(built)?;
+        let first_slot = core.store.capacity() - validation_slots(setup);
+        let (free, _) = team.agree(device.memory())?;
+        let bytes = (free as f64 * training.gpu_memory) as usize;
+        let feed = start_feed(team, session, setup, &device, first_slot, bytes);
+        let feed = team.agree(feed)?;
+        let wishes = Wishes::from_env(&env);
+        let sum = Self::choose_sum(team, setup, &device, shared, &wishes, &env)?;
+        let draws = training.gradient_accumulation;
+        let most = setup
+            .data
+            .training
+            .batch_sizes
+            .iter()
+            .chain(setup.data.validation.iter().flat_map(|data| &data.batch_sizes));
+        let turn_bytes = TURN_HEADER + 4 * most.copied().max().unwrap_or(1);
+        let slot =
+            || -> Result<(Pinned, Event)> { Ok((Pinned::new(&device, turn_bytes)?, Event::new(&device)?)) };
+        let ring = (0..AHEAD).map(|_| slot()).collect::<Result<Vec<_>>>();
+        let ring = team.agree(ring)?;
+        let looked =
+            Pinned::new(&device, size_of::<Status>()).and_then(|p| Ok((p, Event::new(&device)?, false)));
+        let count = match &sum {
+            Sum::Host(_) => 1.0,
+            _ => (draws * team.size()) as f64,
+        };
+        let generation = core.generation;
+        core.device.synchronize()?;
+        Ok(CudaLearner {
+            loss: EnerLoss::new(setup.input.loss.clone(), start_lr),
+            start_lr,
+            feed,
+            sum,
+            draws,
+            count,
+            wants_norm: training.gradient_max_norm > 0.0 || training.tensorboard,
+            ring,
+            next: 0,
+            looked: team.agree(looked)?,
+            graphs: HashMap::new(),
+            generation: if wishes.graphs { generation } else { u64::MAX },
+            validation: setup.data.validation.as_ref().map(|data| ValidationFrames {
+                pool: Arc::new(Pool::from_dataset(data)),
+                first_slot,
+                slots: HashMap::new(),
+                most: validation_slots(setup),
+            }),
+            stall_timeout: training.stall_timeout,
+            core,
+            setup: setup.clone(),
+        })
+    }
+
+    /// Model, parameters and series on the device.
+    fn build(device: &Arc<Device>, setup: &Arc<Setup>, start_lr: f64) -> Result<Core> {
+        let loss = &setup.input.loss;
+        let frames: usize = setup.data.training.systems.iter().map(|s| s.n_frames).sum();
+        let terms = Terms { loss: Some((loss.clone(), start_lr)), virial: loss.virial.is_used() };
+        let capacity = frames + validation_slots(setup);
+        let mut core = Core::new(device, &setup.model, setup.min_distance, capacity, terms)?;
+        core.set_params(&setup.params)?;
+        let Some(state) = &setup.resumed else {
+            core.adapt_if_needed(&setup.params)?;
+            return Ok(core);
+        };
+        core.network.first_moment.write(0, &state.first_moment)?;
+        core.network.second_moment.write(0, &state.second_moment)?;
+        let number = |k: usize| state.engine["range"][k].as_f64();
+        if let (Some(low), Some(high)) = (number(0), number(1)) {
+            core.set_range(low, high);
+        }
+        match state.engine["terms"].as_u64() {
+            Some(terms) => core.use_terms(terms as usize)?,
+            None => core.adapt_if_needed(&setup.params)?,
+        }
+        Ok(core)
+    }
+
+    fn choose_sum(
+        team: &mut Team,
+        setup: &Setup,
+        device: &Arc<Device>,
+        shared: bool,
+        wishes: &Wishes,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Sum> {
+        let training = &setup.input.training;
+        let (draws, size) = (training.gradient_accumulation, team.size());
+        let by_nccl = wishes.nccl.unwrap_or(size > 1) && !shared && !training.reproducible;
+        if by_nccl {
+            let (rank, size) = (team.rank(), team.size());
+            let comm = NcclComm::connect(device, rank, size, env, |id| {
+                let id = team.agree(id)?;
+                team.bytes_from_root(|| Ok(id))
+            })?;
+            log::info!("gradients are added up by NCCL {}", comm.version);
+            return Ok(Sum::Nccl(comm));
+        }
+        if size > 1 || training.reproducible {
+            let blocks =
+                training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
+            return Ok(Sum::Host(Box::new(GradientSum::new(setup.params.len(), draws, blocks))));
+        }
+        Ok(if draws > 1 { Sum::Draws } else { Sum::Alone })
+    }
+
+    /// Brings what a batch needs to the device.
+    fn place(&mut self, batch: Placed) -> Result<Vec<u32>> {
+        for slot in batch.leaving {
+            self.core.store.remove(slot as usize)?;
+        }
+        for (slot, frame) in &batch.coming {
+            self.core.cover(&frame.facts, |core| core.params())?;
+            self.core.put(*slot as usize, frame)?;
+        }
+        Ok(batch.slots)
+    }
+
+    /// Bits of the terms of the loss for which all frames have labels.
+    fn terms_of(&self, slots: &[u32]) -> u32 {
+        let loss = &self.setup.input.loss;
+        let all = slots.iter().fold(u32::MAX, |all, &slot| all & self.core.store.facts(slot as usize).labels);
+        let has = |bits: u32| all & bits == bits;
+        let pref = has(LABEL_FORCE) && (has(LABEL_ATOM_PREF) || loss.use_default_pf);
+        let there = [has(LABEL_ENERGY), has(LABEL_FORCE), has(LABEL_VIRIAL), has(LABEL_ATOM_ENERGY), pref];
+        let used = prefactors(loss).map(|p| p.is_used());
+        (0..5).filter(|&k| used[k] && there[k]).map(|k| 1 << k).sum()
+    }
+
+    /// The numbers of a batch for the kernels.
+    fn turn(&self, step: u64, schedule: f64, scaled: f64, slots: &[u32], place: usize) -> layout::Turn {
+        let ratio = schedule / self.start_lr;
+        let rule = Rule::new(&self.setup.input.optimizer, scaled, step);
+        layout::Turn {
+            weight: prefactors(&self.setup.input.loss).map(|p| p.limit + (p.start - p.limit) * ratio),
+            rate: rule.rate,
+            correction: rule.correction,
+            shrink: rule.shrink,
+            pull: rule.pull,
+            beta1: rule.beta1,
+            beta2: rule.beta2,
+            max_norm: self.setup.input.training.gradient_max_norm,
+            count: self.count,
+            stop: 0.0,
+            step: step as u32,
+            terms: self.terms_of(slots),
+            add: 0,
+            place: place as u32,
+            slots: [0],
+        }
+    }
+
+    /// Sends the numbers of a batch ahead of it, without waiting for the device unless it is far behind.
+    fn send(&mut self, turn: &layout::Turn, slots: &[u32]) -> Result<()> {
+        let at = self.next % AHEAD;
+        if self.next >= AHEAD {
+            self.ring[at].1.wait()?;
+        }
+        let (pinned, event) = &mut self.ring[at];
+        let bytes = TURN_HEADER + 4 * slots.len();
+        let memory = pinned.bytes_mut();
+        // SAFETY: a plain structure of numbers, read as bytes.
+        let header = unsafe { std::slice::from_raw_parts((&raw const *turn).cast::<u8>(), TURN_HEADER) };
+        memory[..TURN_HEADER].copy_from_slice(header);
+        for (to, slot) in memory[TURN_HEADER..bytes].chunks_exact_mut(4).zip(slots) {
+            to.copy_from_slice(&slot.to_le_bytes());
+        }
+        let stream = self.core.device.stream();
+        pinned.copy_to(stream, self.core.turn.ptr(), 0, bytes)?;
+        event.record(stream)?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Does recorded work, or records it when it is done for the second time.
+    fn replay(&mut self, shape: &Arc<Shape>, what: Recorded) -> Result<()> {
+        if self.generation == u64::MAX {
+            return self.work(shape, what);
+        }
+        if self.generation != self.core.generation {
+            self.graphs.clear();
+            self.generation = self.core.generation;
+        }
+        let key = (if what == Recorded::Update { 0 } else { shape.id }, what);
+        match self.graphs.get(&key) {
+            Some(Some(graph)) => return graph.launch(),
+            // The first time loads kernels, which cannot be recorded.
+            None => {
+                if self.graphs.len() < MOST_GRAPHS {
+                    self.graphs.insert(key, None);
+                }
+                return self.work(shape, what);
+            }
+            Some(None) => {}
+        }
+        let device = self.core.device.clone();
+        let graph = Graph::record(&device, || self.work(shape, what))?;
+        graph.launch()?;
+        self.graphs.insert(key, Some(graph));
+        Ok(())
+    }
+
+    fn work(&self, shape: &Shape, what: Recorded) -> Result<()> {
+        if what != Recorded::Update {
+            self.core.first_pass(shape)?;
+            self.core.second_pass(shape)?;
+        }
+        if what == Recorded::Gradient {
+            return Ok(());
+        }
+        if let Sum::Nccl(comm) = &self.sum {
+            comm.sum(self.core.network.grad.ptr(), self.core.network.n_params + 1)?;
+        }
+        self.core.update(true, self.wants_norm)
+    }
+
+    /// The gradients of all draws, and the update.
+    fn draws(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<(usize, bool)> {
+        let first_place = turn.step as usize * self.draws;
+        let mut stop = turn.stop;
+        let mut last = None;
+        for draw in 0..self.draws {
+            let batch = profiler.time(Phase::DataWait, || self.feed.next())?;
+            let span = profiler.span(Phase::Forward);
+            let slots = self.place(batch)?;
+            let shape = self.core.shape(&slots)?;
+            let place = (first_place + draw) % (PLACES - 1); // the last is for validation
+            let mut numbers = self.turn(turn.step, turn.rate.schedule, turn.rate.scaled, &slots, place);
+            numbers.stop = f64::from(u8::from(turn.stop));
+            let on_host = matches!(self.sum, Sum::Host(_));
+            numbers.add = u32::from(draw > 0 && !on_host);
+            self.send(&numbers, &slots)?;
+            let whole = self.draws == 1 && !on_host;
+            self.replay(&shape, if whole { Recorded::Whole } else { Recorded::Gradient })?;
+            drop(span);
+            if let Sum::Host(sum) = &mut self.sum {
+                let span = profiler.span(Phase::Communication);
+                self.core.network.grad.read(0, sum.place(draw))?;
+                sum.add(draw);
+                drop(span);
+            }
+            last = Some(shape);
+        }
+        let Some(shape) = last else { return Ok((first_place, stop)) };
+        if let Sum::Host(sum) = &mut self.sum {
+            self.core.device.synchronize()?;
+            let (grad, anyone) = profiler.time(Phase::Communication, || sum.mean(team, turn.stop))?;
+            self.core.network.grad.write(0, grad)?;
+            stop = anyone;
+        }
+        if self.draws > 1 || matches!(self.sum, Sum::Host(_)) {
+            self.replay(&shape, Recorded::Update)?;
+        }
+        Ok((first_place, stop))
+    }
+
+    /// Waits for all steps. Where ranks wait for each other on their GPUs, one that is gone is found out and named.
+    fn wait(&mut self, team: &mut Team) -> Result<()> {
+        if team.size() == 1 || !matches!(self.sum, Sum::Nccl(_)) {
+            return self.core.device.synchronize();
+        }
+        let event = Event::new(&self.core.device)?;
+        event.record(self.core.device.stream())?;
+        let mut since = Instant::now();
+        while !event.passed()? {
+            let Sum::Nccl(comm) = &mut self.sum else { break };
+            comm.trouble()?;
+            if since.elapsed() > self.stall_timeout {
+                // All that are alive come here; the others are named.
+                team.barrier().inspect_err(|_| comm.abort())?;
+                since = Instant::now();
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+
+    /// Looks at what the device found out some steps ago: diverged losses, series that are too short, wishes to stop.
+    fn look(&mut self, step: u64, team: &mut Team) -> Result<Option<Status>> {
+        if step % LOOK_EVERY == LOOK_EVERY - 1 {
+            let (from, stream) = (self.core.network.status.ptr(), self.core.device.stream());
+            self.looked.0.copy_from(stream, from, size_of::<Status>())?;
+            self.looked.1.record(stream)?;
+            self.looked.2 = true;
+        }
+        if step % LOOK_EVERY != LOOK_AFTER - 1 || !std::mem::take(&mut self.looked.2) {
+            return Ok(None);
+        }
+        if team.size() > 1 && matches!(self.sum, Sum::Nccl(_)) && !self.looked.1.passed()? {
+            self.wait(team)?;
+        }
+        self.looked.1.wait()?;
+        // SAFETY: the copy has ended; the structure is plain numbers.
+        let status = unsafe { std::ptr::read_unaligned(self.looked.0.bytes().as_ptr().cast::<Status>()) };
+        self.judge(&status)?;
+        if status.tail >= self.core.tolerance() {
+            let terms = self.core.n_terms().unwrap_or(0);
+            let params = self.core.params()?;
+            self.core.adapt(&params, terms + 1)?;
+            // The first number of the status is the tail.
+            self.core.network.status.write(0, &[0.0f64])?;
+        }
+        Ok(Some(status))
+    }
+
+    fn judge(&self, status: &Status) -> Result<()> {
+        if status.bad_step > 0 {
+            bail!("the loss of step {} is not a number: the parameters have diverged", status.bad_step);
+        }
+        Ok(())
+    }
+
+    /// The values of the loss that stand at a place.
+    fn values_at(&self, place: usize) -> Result<LossValue> {
+        let mut numbers = [0.0f64; 16];
+        self.core.values.read(128 * place, &mut numbers)?;
+        let loss = &self.setup.input.loss;
+        let used = prefactors(loss).map(|p| p.is_used());
+        let shown = |k: usize| {
+            let [square, absolute, count] = [1, 2, 3].map(|i| numbers[3 * k + i]);
+            match loss.function {
+                LossFunction::Mae => absolute / count,
+                _ => (square / count).sqrt(),
+            }
+        };
+        let names = self.loss.names().into_iter();
+        let terms = names
+            .zip((0..5).filter(|&k| used[k]))
+            .map(|(name, k)| Term { name: name.into(), value: shown(k) });
+        Ok(LossValue { loss: numbers[0], terms: terms.collect() })
+    }
+
+    /// Errors of the validation batches of this rank: number, atoms, values.
+    fn own_batches(&mut self, team: &Team, display: u64, lr: f64) -> Result<Vec<(u64, f64, Vec<f64>)>> {
+        let Some(validation) = &self.validation else { return Ok(Vec::new()) };
+        let batches = self.setup.input.training.numb_btch as u64;
+        let (pool, seed) = (validation.pool.clone(), self.setup.input.training.seed);
+        let mut sampler = Sampler::at(pool, seed, Purpose::Validation, display * batches);
+        let mut out = Vec::new();
+        for batch in 0..batches {
+            let draw = sampler.draw();
+            if batch as usize % team.size() != team.rank() {
+                continue;
+            }
+            let ids: Vec<_> =
+                draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
+            let slots = self.validation_slots(&ids)?;
+            let shape = self.core.shape(&slots)?;
+            let mut numbers = self.turn(0, lr, 0.0, &slots, PLACES - 1);
+            numbers.count = 0.0; // nothing is learnt here
+            self.send(&numbers, &slots)?;
+            self.core.first_pass(&shape)?;
+            let value = self.values_at(PLACES - 1)?;
+            let atoms = slots.iter().map(|&s| self.core.store.facts(s as usize).shape.n_atoms).sum::<usize>();
+            out.push((batch, atoms as f64, validate::shown(&value)));
+        }
+        Ok(out)
+    }
+
+    /// Where frames of the validation set are, after those that are absent were brought.
+    fn validation_slots(&mut self, ids: &[FrameId]) -> Result<Vec<u32>> {
+        let Some(data) = self.setup.data.validation.clone() else { return Ok(Vec::new()) };
+        let mut slots = Vec::with_capacity(ids.len());
+        for id in ids {
+            let Some(frames) = &mut self.validation else { break };
+            if !frames.slots.contains_key(id) && frames.slots.len() == frames.most {
+                // Others of this batch are brought again; this happens once in thousands of frames.
+                let all: Vec<u32> = frames.slots.drain().map(|(_, slot)| slot).collect();
+                for slot in all {
+                    self.core.store.remove(slot as usize)?;
+                }
+                return self.validation_slots(ids);
+            }
+            let slot = match frames.slots.get(id) {
+                Some(&slot) => slot,
+                None => {
+                    let slot = (frames.first_slot + frames.slots.len()) as u32;
+                    frames.slots.insert(*id, slot);
+                    let frame = data.systems[id.system].read_frame(id.frame)?;
+                    let frame = HostFrame::new(&self.setup.model, &frame, self.core.device.numbers)?;
+                    self.core.cover(&frame.facts, |core| core.params())?;
+                    self.core.put(slot as usize, &frame)?;
+                    slot
+                }
+            };
+            slots.push(slot);
+        }
+        Ok(slots)
+    }
+}
+
+impl Learner for CudaLearner {
+    fn step(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<StepReport> {
+        let (first_place, mut stop) = self.draws(turn, team, profiler)?;
+        let span = profiler.span(Phase::Optimizer);
+        let status = self.look(turn.step, team)?;
+        if let Sum::Nccl(_) = self.sum
+            && team.size() > 1
+        {
+            // All ranks read the same sum at the same step.
+            stop = status.is_some_and(|status| status.stop > 0.0);
+        }
+        let mut report = StepReport { values: Vec::new(), gradient_norm: f64::NAN, stop };
+        if turn.wants_values {
+            self.wait(team)?;
+            let status = self.core.status()?;
+            self.judge(&status)?;
+            report.gradient_norm = if self.wants_norm { status.norm } else { f64::NAN };
+            for draw in 0..self.draws {
+                report.values.push(self.values_at((first_place + draw) % (PLACES - 1))?);
+            }
+        }
+        drop(span);
+        Ok(report)
+    }
+
+    fn validate(&mut self, team: &mut Team, display: u64, lr: f64) -> Result<Vec<f64>> {
+        if self.validation.is_none() {
+            return Ok(Vec::new());
+        }
+        let local = self.own_batches(team, display, lr);
+        validate::mean_over_ranks(team, local)
+    }
+
+    fn snapshot(&mut self) -> Result<Snapshot> {
+        self.core.device.synchronize()?;
+        self.judge(&self.core.status()?)?;
+        let (mut first_moment, mut second_moment) =
+            (vec![0.0; self.core.network.n_params], vec![0.0; self.core.network.n_params]);
+        self.core.network.first_moment.read(0, &mut first_moment)?;
+        self.core.network.second_moment.read(0, &mut second_moment)?;
+        let (low, high) = self.core.range();
+        Ok(Snapshot {
+            params: self.core.params()?,
+            first_moment,
+            second_moment,
+            engine: json!({ "terms": self.core.n_terms(), "range": [low, high] }),
+        })
+    }
+}
+
+fn prefactors(loss: &EnerLossOptions) -> [crate::loss::options::Prefactor; 5] {
+    [loss.energy, loss.force, loss.virial, loss.atom_energy, loss.atom_pref_force]
+}
+
+fn validation_slots(setup: &Setup) -> usize {
+    let Some(data) = &setup.data.validation else { return 0 };
+    let largest = data.batch_sizes.iter().copied().max().unwrap_or(1);
+    data.systems.iter().map(|s| s.n_frames).sum::<usize>().min(VALIDATION_SLOTS.max(largest))
+}
+
+fn start_feed(
+    team: &Team,
+    session: &Session,
+    setup: &Setup,
+    device: &Arc<Device>,
+    slots: usize,
+    bytes: usize,
+) -> Result<Feed> {
+    let first_draw = setup.resumed.as_ref().map_or(0, |state| state.draws);
+    let pool = Arc::new(Pool::from_dataset(&setup.data.training));
+    let sampler = Sampler::at(pool, setup.input.training.seed, Purpose::Training, first_draw);
+    let data = setup.data.training.clone();
+    let (model, numbers) = (setup.model.clone(), device.numbers);
+    let each = frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_TERMS, numbers.size());
+    let total: usize = data.systems.iter().zip(&each).map(|(s, b)| s.n_frames * b).sum();
+    if total > bytes {
+        log::info!(
+            "the training set would take {:.1} GB on the GPU, frames may take {:.1} GB: those beyond it are copied as they \
+             are needed",
+            total as f64 / 1e9,
+            bytes as f64 / 1e9
+        );
+    }
+    let options = FeedOptions {
+        threads: session.threads.loaders,
+        depth: DEPTH,
+        rank: team.rank(),
+        size: team.size(),
+        slots,
+        bytes,
+        frame_bytes: each,
+    };
+    Feed::start(sampler, options, move |id| {
+        let frame = data.systems[id.system].read_frame(id.frame)?;
+        HostFrame::new(&model, &frame, numbers)
+            .map_err(|e| e.at(format!("{}: frame {}", data.systems[id.system].path, id.frame)))
+    })
+}
+
+/// Whether the kernels can do what a model wants; the error says why not.
+pub fn supports(setup: &Setup) -> Result<()> {
+    use crate::model::dp::options::Embedding;
+    if setup.model.descriptor().embedding == Embedding::Direct {
+        return Err(err!("model.descriptor.embedding is \"direct\", which the GPU cannot do")
+            .help("leave the key out, or use --device cpu"));
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# Checks and times the CUDA engine on one GPU, in one call; writes one table.
+#
+#   tools/gpu_check.sh [-b BIN] [-d DATA] [-o OUT] [section ...]
+#
+# BIN   folder with prebuilt programs: dp, oracle (tests/oracle), unit (the unit tests). Without it they are built with cargo.
+# DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
+# OUT   folder for logs and the table (default: a new temporary folder).
+# Sections: unit oracle determinism graph sanitizer nccl shared times utilisation start. Without any: all of them.
+set -u
+here=$(cd "$(dirname "$0")/.." && pwd)
+bin= data=$here/../shared/data out=
+while getopts b:d:o: flag; do
+    case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; o) out=$OPTARG ;; *) exit 2 ;; esac
+done
+shift $((OPTIND - 1))
+sections=${*:-unit oracle determinism graph sanitizer nccl shared times utilisation start}
+out=${out:-$(mktemp -d)}
+mkdir -p "$out"
+if [ -z "$bin" ]; then
+    bin=$out/bin
+    mkdir -p "$bin"
+    (cd "$here" && cargo build --release && cargo test --release --lib --test oracle --no-run) >"$out/build.log" 2>&1 || { tail "$out/build.log"; exit 1; }
+    target=${CARGO_TARGET_DIR:-$here/target}/release
+    cp "$target/dp" "$bin/"
+    cp "$(ls -t "$target"/deps/oracle-* | grep -v '\.d$' | head -1)" "$bin/oracle"
+    cp "$(ls -t "$target"/deps/phalanx-* | grep -v '\.[a-z]*$' | head -1)" "$bin/unit"
+fi
+bin=$(cd "$bin" && pwd) data=$(cd "$data" && pwd) out=$(cd "$out" && pwd)
+table=$out/table.txt
+: >"$table"
+failures=0
+say() { echo "$*" | tee -a "$table"; }
+result() { # name, status, words
+    if [ "$2" = 0 ]; then say "$(printf '%-22s ok      %s' "$1" "$3")"; else say "$(printf '%-22s FAILED  %s' "$1" "$3")"; failures=$((failures + 1)); fi
+}
+
+# One system of 1280 frames: the real ones, four times over, so that batches of 256 are whole.
+frames=$out/water_1280
+if [ ! -d "$frames" ]; then
+    mkdir -p "$frames"
+    cp "$data"/water/data_0/type*.raw "$frames/"
+    for k in $(seq 0 15); do cp -r "$data/water/data_$((k % 4))/set.000" "$frames/set.$(printf %03d "$k")"; done
+fi
+
+# input FILE BATCH STEPS DISPLAY PRECISION [extra training keys]
+input() {
+    cat >"$1" <<END
+{"model": {"type_map": ["O", "H"],
+  "descriptor": {"type": "se_e2_a", "sel": [46, 92], "rcut_smth": 0.5, "rcut": 6.0, "neuron": [25, 50, 100],
+    "axis_neuron": 16, "type_one_side": true, "precision": "$5", "seed": 1},
+  "fitting_net": {"neuron": [240, 240, 240], "resnet_dt": true, "precision": "$5", "seed": 1}},
+ "learning_rate": {"type": "exp", "decay_steps": 5000, "start_lr": 0.001, "stop_lr": 3.51e-8},
+ "loss": {"type": "ener", "start_pref_e": 0.02, "limit_pref_e": 1, "start_pref_f": 1000, "limit_pref_f": 1},
+ "training": {"training_data": {"systems": ["$frames"], "batch_size": $2},
+  "numb_steps": $3, "seed": 10, "disp_freq": $4, "save_freq": 1000000 ${6:-}}}
+END
+}
+
+# train FOLDER ARGUMENTS...: runs dp train input.json in a folder
+train() {
+    local folder=$1
+    shift
+    (cd "$folder" && "$bin/dp" train input.json --skip-neighbor-stat --device cuda "$@" >log 2>&1)
+}
+fresh() { rm -rf "$out/$1" && mkdir -p "$out/$1" && echo "$out/$1"; }
+# bits FOLDER: a number for all parameters and the learning curve of a run
+bits() { (cd "$1" && cat lcurve.out && ls model.ckpt-*.phx | tail -1 | xargs cat) | md5sum | cut -c1-12; }
+
+say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
+for section in $sections; do
+    case $section in
+    unit)
+        "$bin/unit" engine::cuda --test-threads=1 >"$out/unit.log" 2>&1
+        result "$section" $? "$(grep 'test result' "$out/unit.log")"
+        ;;
+    oracle)
+        golden=$here/tests/golden
+        [ -d "$golden" ] || golden=$bin/../golden
+        PHALANX_DEVICE=cuda PHALANX_GOLDEN=$golden PHALANX_ORACLE=${PHALANX_ORACLE:-$data/../oracle} PHALANX_DATA=$data \
+            "$bin/oracle" >"$out/oracle.log" 2>&1
+        result "$section" $? "$(tail -1 "$out/oracle.log")"
+        ;;
+    determinism)
+        words=
+        for precision in float64 float32; do
+            for run in 1 2; do
+                folder=$(fresh "det_${precision}_$run")
+                input "$folder/input.json" 4 300 50 $precision
+                train "$folder"
+            done
+            words="$words $(bits "$out/det_${precision}_1")=$(bits "$out/det_${precision}_2")"
+            cmp -s <(bits "$out/det_${precision}_1") <(bits "$out/det_${precision}_2") || words="$words DIFFER"
+        done
+        [[ $words != *DIFFER* && -s $out/det_float64_1/lcurve.out ]]
+        result "$section" $? "two runs of 300 steps, f64 and f32:$words"
+        ;;
+    graph)
+        folder=$(fresh graph_on) && input "$folder/input.json" 4 200 50 float64 && train "$folder"
+        folder=$(fresh graph_off) && input "$folder/input.json" 4 200 50 float64 && PHALANX_GRAPHS=0 train "$folder"
+        a=$(bits "$out/graph_on") b=$(bits "$out/graph_off")
+        [ "$a" = "$b" ] && [ -s "$out/graph_on/lcurve.out" ]
+        result "$section" $? "recorded steps $a, kernel by kernel $b"
+        ;;
+    sanitizer)
+        folder=$(fresh sanitizer) && input "$folder/input.json" 1 3 1 float64
+        (cd "$folder" && timeout 280 compute-sanitizer --error-exitcode 9 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
+        result "$section" $? "$(grep 'ERROR SUMMARY' "$folder/log" || tail -1 "$folder/log")"
+        ;;
+    nccl)
+        folder=$(fresh nccl_on) && input "$folder/input.json" 4 200 50 float64 && PHALANX_NCCL=1 train "$folder"
+        folder=$(fresh nccl_off) && input "$folder/input.json" 4 200 50 float64 && train "$folder"
+        a=$(bits "$out/nccl_on") b=$(bits "$out/nccl_off")
+        [ "$a" = "$b" ] && grep -q NCCL "$out/nccl_on/log"
+        result "$section" $? "world of one through NCCL $a, without $b; $(grep -o 'NCCL [0-9.]*' "$out/nccl_on/log" | head -1)"
+        ;;
+    shared)
+        keys=', "reproducible": true'
+        folder=$(fresh shared_two) && input "$folder/input.json" 4 60 20 float64 "$keys"
+        (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n 2 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
+        folder=$(fresh shared_one) && input "$folder/input.json" 4 60 20 float64 "$keys, \"gradient_accumulation\": 2" && train "$folder"
+        # The seconds that a rank took are in the log alone; the learning curve holds values only.
+        a=$(md5sum <"$out/shared_two/lcurve.out" | cut -c1-12) b=$(md5sum <"$out/shared_one/lcurve.out" | cut -c1-12)
+        [ "$a" = "$b" ] && [ -s "$out/shared_one/lcurve.out" ]
+        result "$section" $? "two ranks on one GPU $a, one rank with twice the draws $b"
+        ;;
+    times)
+        say ""
+        say "samples/s (192 atoms of water, stock network; the second half of a run, from the wall times of its log)"
+        say "$(printf '%-10s %10s %10s %10s %10s %10s' precision 1 4 16 64 256)"
+        for precision in float64 float32 tf32; do
+            line=$(printf '%-10s' $precision)
+            for batch in 1 4 16 64 256; do
+                folder=$(fresh "time_${precision}_$batch")
+                steps=$(python3 -c "print({1: 12000, 4: 6000, 16: 3000, 64: 800, 256: 240}[$batch])")
+                keys= network=$precision
+                [ $precision = tf32 ] && keys=', "gpu_products": "tf32"' && network=float32
+                input "$folder/input.json" $batch "$steps" $((steps / 2)) $network "$keys"
+                train "$folder"
+                speed=$(grep 'total wall time' "$folder/log" | tail -1 | sed 's/.*wall time = \([0-9.]*\) s.*/\1/' | awk -v n=$((steps / 2 * batch)) '{printf "%.0f", n / $1}')
+                line="$line $(printf '%10s' "${speed:-failed}")"
+            done
+            say "$line"
+        done
+        ;;
+    utilisation)
+        folder=$(fresh utilisation) && input "$folder/input.json" 1 40000 10000 float64
+        (cd "$folder" && "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1) &
+        pid=$!
+        sleep 4
+        load=$(nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits -lms 200 & watch=$!; sleep 2; kill $watch)
+        wait $pid
+        load=$(echo "$load" | awk '{s += $1; n++} END {printf "%.0f", s / n}')
+        [ "${load:-0}" -ge 90 ]
+        result "$section" $? "$load% of the time a kernel runs, one frame a step"
+        ;;
+    start)
+        folder=$(fresh start) && input "$folder/input.json" 1 1 1 float64
+        began=$(date +%s.%N)
+        train "$folder"
+        say "$(printf '%-22s %.2f s for a run of one step, kernels cached' start "$(echo "$(date +%s.%N) - $began" | bc)")"
+        ;;
+    *) say "no section $section" ;;
+    esac
+done
+say ""
+say "$failures failed; logs in $out"
+exit $((failures > 0))
