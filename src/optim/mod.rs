@@ -4,4 +4,4 @@ pub mod options;
 pub mod adam;
 pub mod schedule;
 
-pub use adam::Adam;
+pub use adam::{Adam, Descent};
