@@ -2,7 +2,7 @@
 //!
 //! The stock water network on the bundled water data (or on the systems given as arguments), float64 and float32,
 //! batches of 1, 4 and 16 frames, by the series and by the net itself: samples/s, GFLOP/s, share of the measured peak of
-//! matrix products, and where the time goes.
+//! matrix products, and where the time goes. `STEP_BENCH="float64 series 4"` leaves the others out.
 
 use phalanx::data::{Frame, System, Wants};
 use phalanx::engine::cpu::dense::{Accumulate, Strided, product};
@@ -109,6 +109,10 @@ impl Case {
     }
 
     fn time<T: Real>(&self, precision: &str, series: bool, batch: usize, peak: f64) {
+        let name = format!("{precision} {} {batch}", if series { "series" } else { "net" });
+        if std::env::var("STEP_BENCH").is_ok_and(|only| only != name) {
+            return;
+        }
         let mode = match series {
             true => EmbeddingMode::Chebyshev { min_distance: self.min_distance },
             false => EmbeddingMode::Direct,
@@ -120,7 +124,8 @@ impl Case {
         let prepare = engine.preparer();
         let prepared: Vec<_> = self.frames.iter().map(|f| prepare(f).expect("geometry")).collect();
         let loss = EnerLoss::new(self.input.loss.clone(), 1e-3);
-        let mut adam = Adam::new(self.input.optimizer.clone(), self.model.trainable(), params.len());
+        let adam = Adam::new(self.input.optimizer.clone(), self.model.trainable(), params.len());
+        let mut adam = adam.on(engine.pool());
         let (mut out, mut seeds, mut grad) =
             (Prediction::default(), Seeds::default(), vec![0.0; params.len()]);
         let mut times = Vec::new();

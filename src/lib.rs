@@ -4,6 +4,7 @@
 //! training step through them.
 
 pub mod error; // the one error type
+pub mod memory; // the allocator: large buffers on huge pages
 pub mod units; // every physical constant, with its source
 pub mod config; // reads JSON and YAML against tables of keys; knows no key itself
 pub mod launch; // who am I among the processes
@@ -24,3 +25,6 @@ pub mod pinn; // the PiNN family: data, params.yml, subsets
 pub mod cli; // one file for each subcommand
 
 pub use error::{Error, Result};
+
+#[global_allocator]
+static ALLOCATOR: memory::Huge = memory::Huge;

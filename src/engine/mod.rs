@@ -65,6 +65,11 @@ pub trait Engine: Send {
     /// Prepares frames; shared by all loader threads.
     fn preparer(&self) -> Preparer<Self::Prepared>;
 
+    /// The threads that it computes on, for whoever works between its passes.
+    fn pool(&self) -> cpu::pool::Pool {
+        cpu::pool::Pool::serial()
+    }
+
     /// First pass: energies, forces and virials of the batch.
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Self::Prepared]);
 

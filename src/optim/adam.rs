@@ -1,49 +1,117 @@
 //! Adam and AdamW on the flat vector of parameters.
 
 use super::options::OptimizerOptions;
-use rayon::prelude::*;
+use crate::engine::cpu::pool::{Parts, Pool};
+use crate::engine::cpu::real::Real;
+use crate::engine::cpu::simd::multiversion;
 use std::ops::Range;
 
 /// Guards the division by the root of the second moment.
 const EPSILON: f64 = 1e-8;
-/// Parameters that one task updates: large enough to outweigh handing it out.
-const CHUNK: usize = 1 << 15;
+/// Parameters that one task updates: large enough to outweigh handing it out, small enough to stay in cache.
+const CHUNK: usize = 1 << 13;
 
 /// The optimiser with its moments.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Adam {
     options: OptimizerOptions,
-    /// Ranges of the flat vector that are trained.
-    trainable: Vec<Range<usize>>,
+    /// Ranges of the flat vector that are trained, in tasks of at most [`CHUNK`].
+    chunks: Vec<Range<usize>>,
     pub first_moment: Vec<f64>,
     pub second_moment: Vec<f64>,
+    pool: Pool,
+    /// Sum of squares of each task.
+    squares: Vec<f64>,
+}
+
+/// What one update is told beside the gradient.
+#[derive(Debug, Clone, Copy)]
+pub struct Descent {
+    /// Learning rate.
+    pub rate: f64,
+    /// Steps done before this one.
+    pub step: u64,
+    /// The gradient given is a sum of so many.
+    pub count: f64,
+    /// Mean gradients with a larger norm are scaled down to it; 0 means never.
+    pub max_norm: f64,
+    /// The norm will be looked at.
+    pub wants_norm: bool,
 }
 
 impl Adam {
     /// An optimiser that has seen no gradient yet.
     pub fn new(options: OptimizerOptions, trainable: Vec<Range<usize>>, n_params: usize) -> Self {
-        Adam { options, trainable, first_moment: vec![0.0; n_params], second_moment: vec![0.0; n_params] }
+        let pieces = |range: Range<usize>| {
+            let end = range.end;
+            range.step_by(CHUNK).map(move |start| start..(start + CHUNK).min(end))
+        };
+        let chunks: Vec<_> = trainable.into_iter().flat_map(pieces).collect();
+        Adam {
+            options,
+            squares: vec![0.0; n_params.div_ceil(CHUNK)],
+            chunks,
+            first_moment: vec![0.0; n_params],
+            second_moment: vec![0.0; n_params],
+            pool: Pool::serial(),
+        }
     }
 
-    /// One update; `step` counts from 0.
+    /// The same on these threads. The numbers do not depend on how many there are.
+    pub fn on(mut self, pool: Pool) -> Self {
+        self.pool = pool;
+        self
+    }
+
+    /// One update with a gradient as it is; `step` counts from 0.
     pub fn step(&mut self, params: &mut [f64], grad: &[f64], lr: f64, step: u64) {
-        let rule = Rule::new(&self.options, lr, step);
-        for range in &self.trainable {
-            let moments = self.first_moment[range.clone()]
-                .par_chunks_mut(CHUNK)
-                .zip(self.second_moment[range.clone()].par_chunks_mut(CHUNK));
-            params[range.clone()]
-                .par_chunks_mut(CHUNK)
-                .zip(grad[range.clone()].par_chunks(CHUNK))
-                .zip(moments)
-                .for_each(|((p, g), (m, v))| update(p, g, m, v, rule));
+        let descent = Descent { rate: lr, step, count: 1.0, max_norm: 0.0, wants_norm: false };
+        self.descend(params, grad, &descent);
+    }
+
+    /// One update with the mean of gradients, given their sum. Returns the norm of the mean before it was scaled down,
+    /// NaN where nobody wanted to know.
+    pub fn descend(&mut self, params: &mut [f64], sum: &[f64], descent: &Descent) -> f64 {
+        let mut factor = 1.0 / descent.count;
+        let mut norm = f64::NAN;
+        if descent.wants_norm || descent.max_norm > 0.0 {
+            norm = factor * self.norm(sum);
         }
+        if descent.max_norm > 0.0 {
+            // 1e-6 as in PyTorch, so that runs with clipping agree too.
+            factor *= (descent.max_norm / (norm + 1e-6)).min(1.0);
+        }
+        let rule = Rule { factor, ..Rule::new(&self.options, descent.rate, descent.step) };
+        let [params, first, second] =
+            [params, &mut self.first_moment, &mut self.second_moment].map(|x| Parts::new(x));
+        let chunks = &self.chunks;
+        self.pool.run(chunks.len(), |k| {
+            let Range { start, end } = chunks[k];
+            // SAFETY: tasks are disjoint ranges.
+            let [p, m, v] = [&params, &first, &second].map(|x| unsafe { x.part(start, end - start) });
+            update(p, &sum[start..end], m, v, rule);
+        });
+        norm
+    }
+
+    /// The norm of a vector, in blocks, so that small elements are not lost beside a large running sum.
+    fn norm(&mut self, x: &[f64]) -> f64 {
+        self.squares.resize(x.len().div_ceil(CHUNK), 0.0);
+        let squares = Parts::new(&mut self.squares);
+        self.pool.run(squares.len(), |k| {
+            let sum = square_sum(&x[k * CHUNK..x.len().min((k + 1) * CHUNK)]);
+            // SAFETY: one element for each task.
+            unsafe { squares.part(k, 1)[0] = sum };
+        });
+        self.squares.iter().sum::<f64>().sqrt()
     }
 }
 
 /// The numbers of one update.
 #[derive(Clone, Copy)]
 pub struct Rule {
+    /// What the gradient is multiplied by.
+    pub factor: f64,
     pub beta1: f64,
     pub beta2: f64,
     /// The learning rate over what the first moment has seen so far.
@@ -56,7 +124,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The update of a step, which counts from 0.
+    /// The update of a step, which counts from 0, by the gradient as it is.
     pub fn new(options: &OptimizerOptions, lr: f64, step: u64) -> Self {
         let (beta1, beta2, weight_decay, decoupled) = match *options {
             OptimizerOptions::Adam { beta1, beta2, weight_decay } => (beta1, beta2, weight_decay, false),
@@ -64,6 +132,7 @@ impl Rule {
         };
         let t = (step + 1) as f64;
         Rule {
+            factor: 1.0,
             beta1,
             beta2,
             rate: lr / (1.0 - beta1.powf(t)),
@@ -74,14 +143,30 @@ impl Rule {
     }
 }
 
-/// One chunk of [`Adam::step`], element by element: a loop that the compiler vectorises.
-fn update(params: &mut [f64], grad: &[f64], first: &mut [f64], second: &mut [f64], rule: Rule) {
-    for ((p, g), (m, v)) in params.iter_mut().zip(grad).zip(first.iter_mut().zip(second)) {
-        *p -= rule.shrink * *p;
-        let g = *g + rule.pull * *p;
-        *m += (1.0 - rule.beta1) * (g - *m);
-        *v = rule.beta2 * *v + (1.0 - rule.beta2) * g * g;
-        *p -= rule.rate * *m / (v.sqrt() * rule.correction + EPSILON);
+multiversion! {
+    /// One chunk of an update, element by element.
+    fn update<G: Real>(params: &mut [f64], grad: &[G], first: &mut [f64], second: &mut [f64], rule: Rule) {
+        for ((p, g), (m, v)) in params.iter_mut().zip(grad).zip(first.iter_mut().zip(second)) {
+            *p -= rule.shrink * *p;
+            let g = rule.factor * g.to_f64() + rule.pull * *p;
+            *m += (1.0 - rule.beta1) * (g - *m);
+            *v = rule.beta2 * *v + (1.0 - rule.beta2) * g * g;
+            *p -= rule.rate * *m / (v.sqrt() * rule.correction + EPSILON);
+        }
+    }
+}
+
+multiversion! {
+    /// The sum of squares in interleaved sums.
+    fn square_sum<T: Real>(x: &[T]) -> f64 {
+        const SUMS: usize = 32;
+        let mut sums = [0.0; SUMS];
+        for x in x.chunks(SUMS) {
+            for (sum, x) in sums.iter_mut().zip(x) {
+                *sum += x.to_f64() * x.to_f64();
+            }
+        }
+        sums.iter().sum()
     }
 }
 
@@ -97,6 +182,27 @@ mod tests {
         adam.step(&mut params, &[3.0, -0.2, 5.0, 1e-3], 0.1, 0);
         for (p, want) in params.iter().zip([0.9, 1.1, 1.0, 0.9]) {
             assert!((p - want).abs() < 1e-4, "{p} {want}");
+        }
+    }
+
+    #[test]
+    fn a_sum_of_gradients_is_divided_and_scaled_down_to_the_largest_norm() {
+        let options = OptimizerOptions::Adam { beta1: 0.0, beta2: 0.0, weight_decay: 0.0 };
+        let n = 3 * CHUNK + 17;
+        let sum: Vec<f64> = (0..n).map(|k| 4.0 * (k as f64 * 0.7).sin()).collect();
+        let want = sum.iter().map(|x| x * x / 16.0).sum::<f64>().sqrt();
+        let run = |max_norm: f64, threads: usize| {
+            let mut adam = Adam::new(options.clone(), std::iter::once(0..n).collect(), n)
+                .on(Pool::new(threads).unwrap());
+            let descent = Descent { rate: 1e-3, step: 0, count: 4.0, max_norm, wants_norm: true };
+            let norm = adam.descend(&mut vec![0.0; n], &sum, &descent);
+            assert!((norm - want).abs() < 1e-12 * want, "norm {norm}, not {want}");
+            adam.first_moment
+        };
+        let (free, bound) = (run(0.0, 1), run(want / 2.0, 2));
+        assert_eq!(free, run(2.0 * want, 3), "a norm below the limit changes nothing");
+        for (k, (a, b)) in free.iter().zip(&bound).enumerate() {
+            assert!((a - sum[k] / 4.0).abs() < 1e-15 && (b - a / 2.0).abs() < 1e-7, "{k}: {a} {b}");
         }
     }
 

@@ -5,5 +5,5 @@ pub mod adam;
 pub mod keras_adam;
 pub mod schedule;
 
-pub use adam::Adam;
+pub use adam::{Adam, Descent};
 pub use keras_adam::{KerasAdam, KerasAdamOptions};

@@ -166,6 +166,7 @@ impl<P: Prepared, F: Prepared> Drop for Queue<P, F> {
 impl<P: Prepared, F: Prepared> Shared<P, F> {
     /// What a loader thread does. Whatever happens, the consumer hears of it.
     fn run(&self) {
+        step_aside();
         let outcome = catch_unwind(AssertUnwindSafe(|| while self.load_one() {}));
         if let Err(panic) = outcome {
             let mut state = self.lock();
@@ -233,6 +234,15 @@ impl<P: Prepared, F: Prepared> Shared<P, F> {
 
     fn cache(&self) -> MutexGuard<'_, Lru<FrameId, Arc<Loaded<P, F>>>> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives way to the compute threads: one of them that is held up holds up all, whereas batches are wanted later.
+fn step_aside() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: no memory is involved; 0 is the calling thread. A refusal does no harm.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, 0, 19);
     }
 }
 

@@ -34,7 +34,8 @@ impl<E: Engine> CpuLearner<E> {
     ) -> Result<Self> {
         let training = &setup.input.training;
         engine.adapt(&setup.params);
-        let mut adam = Adam::new(setup.input.optimizer.clone(), setup.model.trainable(), setup.params.len());
+        let adam = Adam::new(setup.input.optimizer.clone(), setup.model.trainable(), setup.params.len());
+        let mut adam = adam.on(engine.pool());
         if let Some(state) = &setup.resumed {
             adam.first_moment.copy_from_slice(&state.first_moment);
             adam.second_moment.copy_from_slice(&state.second_moment);

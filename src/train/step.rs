@@ -4,7 +4,7 @@ use super::learner::{StepReport, Turn};
 use super::team::Team;
 use crate::engine::{Engine, Prediction, Seeds};
 use crate::loss::{EnerLoss, LossValue};
-use crate::optim::Adam;
+use crate::optim::{Adam, Descent};
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::Queue;
 use crate::{Result, bail};
@@ -44,7 +44,7 @@ impl<E: Engine> Stepper<E> {
         team: &mut Team,
         profiler: &Profiler,
     ) -> Result<StepReport> {
-        let Turn { step, rate, stop, .. } = *turn;
+        let Turn { step, rate, stop, wants_values } = *turn;
         let mut values = Vec::with_capacity(self.sum.draws);
         for draw in 0..self.sum.draws {
             let batch = profiler.time(Phase::DataWait, || queue.next())?; // geometry was prepared on the queue's threads
@@ -63,10 +63,17 @@ impl<E: Engine> Stepper<E> {
             drop(span);
             values.push(value);
         }
-        let (grad, stop) = profiler.time(Phase::Communication, || self.sum.mean(team, stop))?; // over ranks and draws
+        let total = profiler.time(Phase::Communication, || self.sum.over_ranks(team, stop))?; // and over draws
         let span = profiler.span(Phase::Optimizer);
-        let gradient_norm = scale_down(grad, self.max_norm);
-        self.adam.step(&mut self.params, grad, rate.scaled, step);
+        let descent = Descent {
+            rate: rate.scaled,
+            step,
+            count: total.count,
+            max_norm: self.max_norm,
+            wants_norm: wants_values,
+        };
+        let gradient_norm = self.adam.descend(&mut self.params, total.sum, &descent);
+        let stop = total.stop;
         drop(span);
         Ok(StepReport { values, gradient_norm, stop })
     }
@@ -78,21 +85,16 @@ impl<E: Engine> Stepper<E> {
     }
 }
 
-/// Scales a gradient down to `max_norm` (0: never) and returns the norm that it had.
-pub fn scale_down(grad: &mut [f64], max_norm: f64) -> f64 {
-    // In blocks, so that small elements are not lost beside a large running sum.
-    let norm = grad.chunks(1024).map(|c| c.iter().map(|x| x * x).sum::<f64>()).sum::<f64>().sqrt();
-    if max_norm > 0.0 {
-        // 1e-6 as in PyTorch, so that runs with clipping agree too.
-        let scale = (max_norm / (norm + 1e-6)).min(1.0);
-        if scale < 1.0 {
-            grad.iter_mut().for_each(|x| *x *= scale);
-        }
-    }
-    norm
+/// A sum of gradients over draws and ranks.
+struct Total<'a> {
+    sum: &'a mut [f64],
+    /// How many were added up.
+    count: f64,
+    /// Some rank wants to stop.
+    stop: bool,
 }
 
-/// The mean of gradients over draws and ranks.
+/// Adds up gradients over draws and ranks.
 ///
 /// The flat vector carries one more number, the wish to stop, so that all ranks learn of it at the same step.
 pub struct GradientSum {
@@ -145,22 +147,28 @@ impl GradientSum {
         }
     }
 
-    /// The mean over draws and ranks, and whether any rank wants to stop.
-    pub fn mean(&mut self, team: &mut Team, stop: bool) -> Result<(&mut [f64], bool)> {
+    /// The sum over draws and ranks.
+    fn over_ranks(&mut self, team: &mut Team, stop: bool) -> Result<Total<'_>> {
         let n = self.n_params;
         let count = (self.draws * team.size()) as f64;
         if let Some(exact) = &mut self.exact {
             let stop = exact.mean(&mut self.gradients, n, team, stop, count)?;
-            return Ok((&mut self.gradients[0][..n], stop));
+            return Ok(Total { sum: &mut self.gradients[0][..n], count: 1.0, stop });
         }
         let total = if self.draws > 1 { &mut self.total } else { &mut self.gradients[0] };
         total[n] = f64::from(u8::from(stop));
         team.sum(total)?;
         let stop = total[n] > 0.0;
+        Ok(Total { sum: &mut total[..n], count, stop })
+    }
+
+    /// The mean over draws and ranks, and whether any rank wants to stop.
+    pub fn mean(&mut self, team: &mut Team, stop: bool) -> Result<(&mut [f64], bool)> {
+        let Total { sum, count, stop } = self.over_ranks(team, stop)?;
         if count > 1.0 {
-            total[..n].iter_mut().for_each(|x| *x /= count);
+            sum.iter_mut().for_each(|x| *x /= count);
         }
-        Ok((&mut total[..n], stop))
+        Ok((sum, stop))
     }
 }
 
@@ -234,9 +242,9 @@ mod tests {
                     }
                     sum.add(k);
                 }
-                let (mean, stop) = sum.mean(&mut team, rank == size - 1).unwrap();
-                assert!(stop, "one rank's wish is everyone's");
-                let mean = mean.to_vec();
+                let total = sum.over_ranks(&mut team, rank == size - 1).unwrap();
+                assert!(total.stop, "one rank's wish is everyone's");
+                let mean: Vec<f64> = total.sum.iter().map(|x| x / total.count).collect();
                 team.part(Ok(())).unwrap();
                 mean
             };
@@ -269,14 +277,5 @@ mod tests {
                 assert_eq!(&mean, one, "{size} ranks");
             }
         }
-    }
-
-    #[test]
-    fn a_long_gradient_is_scaled_down_and_a_short_one_left_alone() {
-        let mut grad = vec![3.0, 4.0];
-        assert_eq!(scale_down(&mut grad, 10.0), 5.0);
-        assert_eq!(grad, [3.0, 4.0]);
-        scale_down(&mut grad, 1.0);
-        assert!((grad[0] - 0.6).abs() < 1e-6 && (grad[1] - 0.8).abs() < 1e-6);
     }
 }

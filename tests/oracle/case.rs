@@ -13,11 +13,10 @@ use phalanx::loss::EnerLoss;
 use phalanx::model::dp::Dp;
 use phalanx::model::dp::options::{DescriptorOptions, ModelOptions, Precision, Sel};
 use phalanx::model::dp::statistics::Sums;
-use phalanx::optim::Adam;
 use phalanx::optim::options::LearningRateOptions;
+use phalanx::optim::{Adam, Descent};
 use phalanx::sample::{frames_for_statistics, global_generator};
 use phalanx::train::input::{Input, Length};
-use phalanx::train::step::scale_down;
 use phalanx::{Result, bail, err};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -444,7 +443,7 @@ impl Case {
         let mut adam = Adam::new(self.input.optimizer.clone(), self.model.trainable(), params.len());
         for (k, step) in self.trace()?.iter().enumerate() {
             let lr = lr_of.at(k as u64, num_steps);
-            let (value, mut grad) = self.gradient(engine, &params, step, lr)?;
+            let (value, grad) = self.gradient(engine, &params, step, lr)?;
             let mut check = |got: f64, name: &str| {
                 if let Some(want) = step[name].as_f64() {
                     worst.add("trace", deviation(&[got], &[want]), self.tolerances().trace);
@@ -455,8 +454,9 @@ impl Case {
             for term in &value.terms {
                 check(term.value, &term.name);
             }
-            scale_down(&mut grad, self.input.training.gradient_max_norm);
-            adam.step(&mut params, &grad, lr, k as u64);
+            let max_norm = self.input.training.gradient_max_norm;
+            let descent = Descent { rate: lr, step: k as u64, count: 1.0, max_norm, wants_norm: false };
+            adam.descend(&mut params, &grad, &descent);
         }
         worst.add(
             "after",

@@ -7,10 +7,11 @@ use super::chebyshev::{Plan, Series};
 use super::dense::{Accumulate, Strided, product};
 use super::direct::Atom;
 use super::fitting::Fitting;
-use super::frame::{CpuFrame, Features, rows_of};
-use super::pairs::{self, CHUNK};
+use super::frame::{CpuFrame, rows_of};
+use super::pairs;
 use super::pool::{Parts, Pool};
 use super::real::Real;
+use super::scratch::scratch;
 use super::vacuum::Vacuum;
 use super::{Prediction, Seeds, descriptor};
 use crate::model::dp::Dp;
@@ -48,8 +49,8 @@ pub struct Batch<'a, T> {
     params: &'a [f64],
     frames: &'a [&'a CpuFrame<T>],
     plan: Option<Arc<Plan>>,
-    /// The features of each frame; `None` where the net itself is used.
-    features: Vec<Option<Arc<Features<T>>>>,
+    /// Whether the series holds for each frame; where not, the net itself is used.
+    by_series: Vec<bool>,
     segments: Vec<Segment>,
     blocks: Vec<Block>,
     /// First pair, and first atom (in file order), of each frame.
@@ -101,15 +102,13 @@ impl<'a, T: Real> Batch<'a, T> {
                 });
             }
         }
-        let features = |frame: &CpuFrame<T>| {
-            plan.filter(|plan| frame.covered_by(plan)).map(|plan| frame.features(plan, model))
-        };
+        let by_series = |frame: &&CpuFrame<T>| plan.is_some_and(|plan| frame.covered_by(plan));
         Batch {
             model,
             params,
             frames,
             plan: plan.cloned(),
-            features: frames.iter().map(|frame| features(frame)).collect(),
+            by_series: frames.iter().map(by_series).collect(),
             segments: segments.to_vec(),
             blocks,
             first_pair: running_sum(frames.iter().map(|f| f.j.len())),
@@ -164,6 +163,11 @@ impl<'a, T: Real> Batch<'a, T> {
         }
     }
 
+    /// The series of a block; `None` where the net itself is used.
+    fn plan_of(&self, block: &Block) -> Option<&Plan> {
+        self.plan.as_deref().filter(|_| self.by_series[block.frame])
+    }
+
     /// Columns of Q: neighbour types times terms.
     fn n_terms(&self) -> usize {
         self.plan.as_ref().map_or(0, |plan| plan.terms * self.model.n_types())
@@ -184,7 +188,8 @@ pub struct Buffers<T> {
     a_dot: Vec<T>,
     de_a: Vec<T>,
     dl_a: Vec<T>,
-    /// `[rows, 4, n_types K]` the tangent of Q.
+    /// `[rows, 4, n_types K]` Q and its tangent.
+    q: Vec<T>,
     q_dot: Vec<T>,
     /// `[n_pairs]` dE/dd and d_dot, by component.
     de_d: [Vec<T>; 3],
@@ -211,7 +216,9 @@ impl<T: Real> Buffers<T> {
         for buffer in [&mut self.a, &mut self.a_dot, &mut self.de_a, &mut self.dl_a] {
             room(buffer, rows * 4 * model.n_embed());
         }
-        room(&mut self.q_dot, rows * 4 * model.n_types() * plan.map_or(0, |plan| plan.terms));
+        for buffer in [&mut self.q, &mut self.q_dot] {
+            room(buffer, rows * 4 * model.n_types() * plan.map_or(0, |plan| plan.terms));
+        }
         for buffer in self.de_d.iter_mut().chain(&mut self.d_dot) {
             room(buffer, pairs);
         }
@@ -245,15 +252,21 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
     let (stride, width) = (4 * m1, n_d + n_extra);
     let first = batch.group_rows();
     let inputs: Vec<_> = (0..model.n_types()).map(|c| Parts::new(fitting.input(c))).collect();
-    let (a, c) = (Parts::new(&mut buffers.a), &buffers.c);
+    let (a, q, c) = (Parts::new(&mut buffers.a), Parts::new(&mut buffers.q), &buffers.c);
     pool.run(batch.blocks.len(), |b| {
         let block = &batch.blocks[b];
         // SAFETY: each block has its own rows.
         let a = unsafe { a.part(block.row * stride, block.n * stride) };
-        match &batch.features[block.frame] {
-            Some(features) => {
+        match batch.plan_of(block) {
+            Some(plan) => {
                 let tk = batch.n_terms();
-                let q = Strided { data: &features.q[block.local * 4 * tk..], row: tk, col: 1 };
+                // SAFETY: as above.
+                let q = unsafe { q.part(block.row * 4 * tk, block.n * 4 * tk) };
+                let rows = rows_of(model, block.center);
+                for (k, q) in q.chunks_exact_mut(4 * tk).enumerate() {
+                    batch.frames[block.frame].features(q, plan, model, &rows, block.local + k, block.center);
+                }
+                let q = Strided { data: q, row: tk, col: 1 };
                 let c = &c[batch.stack(block.center)];
                 product(a, m1, Accumulate::Overwrite, q, c, m1, 4 * block.n, m1, tk);
             }
@@ -288,21 +301,19 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
         // SAFETY: each block has its own rows.
         let de_a = unsafe { de_a.part(block.row * stride, block.n * stride) };
         let de_x = &fitting.de_input(block.center)[(block.row - first[block.center]) * width..];
-        let mut a_t = vec![[T::ZERO; 4]; m1];
-        let mut sum = vec![[T::ZERO; 4]; m1];
         for k in 0..block.n {
             let row = block.row + k;
-            descriptor::gather(&mut a_t, &a[row * stride..(row + 1) * stride]);
-            sum.fill([T::ZERO; 4]);
-            descriptor::adjoint_add(&mut sum, &a_t, &de_x[k * width..(k + 1) * width], m2);
-            descriptor::scatter(&mut de_a[k * stride..(k + 1) * stride], &sum);
+            let a = &a[row * stride..(row + 1) * stride];
+            let de_a = &mut de_a[k * stride..(k + 1) * stride];
+            de_a.fill(T::ZERO);
+            descriptor::adjoint_add(de_a, a, &de_x[k * width..(k + 1) * width], m1, m2);
         }
         let offset = batch.first_pair[block.frame];
         let pairs = frame.pairs(block.local, 0, n_types).start
             ..frame.pairs(block.local + block.n - 1, n_types - 1, n_types).end;
         // SAFETY: the pairs of different atoms are different.
         let mut de_d = de_d.each_ref().map(|x| unsafe { x.part(offset + pairs.start, pairs.len()) });
-        match &batch.features[block.frame] {
+        match batch.plan_of(block) {
             Some(_) => forces_by_series(&mut de_d, batch, block, de_a, &c_t[batch.stack(block.center)]),
             None => {
                 for k in 0..block.n {
@@ -339,30 +350,31 @@ fn forces_by_series<T: Real>(
     let (m1, n_types, tk) = (batch.model.n_embed(), batch.model.n_types(), batch.n_terms());
     let Some(plan) = &batch.plan else { return };
     let frame = batch.frames[block.frame];
-    let mut de_q = vec![T::ZERO; block.n * 4 * tk];
     let a = Strided { data: de_a, row: m1, col: 1 };
-    product(&mut de_q, tk, Accumulate::Overwrite, a, c_t, tk, 4 * block.n, tk, m1);
-    let first = frame.pairs(block.local, 0, n_types).start;
-    let rows = rows_of(batch.model, block.center);
-    for k in 0..block.n {
-        for t in 0..n_types {
-            let pairs = frame.pairs(block.local + k, t, n_types);
-            let own = pairs.start - first..pairs.end - first;
-            let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
-            let de_q = &de_q[k * 4 * tk + t * plan.terms..];
-            pairs::forces(
-                part,
-                de_q,
-                tk,
-                plan.terms,
-                &frame.d,
-                &rows,
-                pairs.start,
-                pairs.len(),
-                plan.scale(),
-            );
+    scratch(block.n * 4 * tk, |de_q: &mut [T]| {
+        product(de_q, tk, Accumulate::Overwrite, a, c_t, tk, 4 * block.n, tk, m1);
+        let first = frame.pairs(block.local, 0, n_types).start;
+        let rows = rows_of(batch.model, block.center);
+        for k in 0..block.n {
+            for t in 0..n_types {
+                let pairs = frame.pairs(block.local + k, t, n_types);
+                let own = pairs.start - first..pairs.end - first;
+                let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
+                let de_q = &de_q[k * 4 * tk + t * plan.terms..];
+                pairs::forces(
+                    part,
+                    de_q,
+                    tk,
+                    plan.terms,
+                    &frame.d,
+                    &rows,
+                    pairs.start,
+                    pairs.len(),
+                    plan.scale(),
+                );
+            }
         }
-    }
+    });
 }
 
 /// Sums up energies, forces and virials, always in the same order.
@@ -478,11 +490,10 @@ pub fn tangent<T: Real>(
         direction(&mut d_dot, batch, block, seeds);
         let first_pair = frame.pairs(block.local, 0, n_types).start;
         let columns = d_dot.map(|x| &*x);
-        match (&batch.features[block.frame], &batch.plan) {
-            (Some(_), Some(plan)) => {
+        match batch.plan_of(block) {
+            Some(plan) => {
                 // SAFETY: as above.
                 let q_dot = unsafe { q_dot.part(block.row * 4 * tk, block.n * 4 * tk) };
-                let mut sums = vec![[[T::ZERO; CHUNK]; 4]; plan.terms];
                 let rows = rows_of(model, block.center);
                 for k in 0..block.n {
                     for t in 0..n_types {
@@ -493,7 +504,7 @@ pub fn tangent<T: Real>(
                         pairs::features_tangent(
                             out,
                             tk,
-                            &mut sums,
+                            plan.terms,
                             &frame.d,
                             &rows,
                             columns,
@@ -508,7 +519,7 @@ pub fn tangent<T: Real>(
                 let c = &c[batch.stack(block.center)];
                 product(a_dot, m1, Accumulate::Overwrite, q, c, m1, 4 * block.n, m1, tk);
             }
-            _ => {
+            None => {
                 for (k, a_dot) in a_dot.chunks_exact_mut(stride).enumerate() {
                     batch.atom(block, k).tangent(a_dot, columns, first_pair);
                 }
@@ -569,17 +580,13 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
         let at = (block.row - first[block.center]) * width;
         let dl_x = &fitting.dl_input(block.center)[at..];
         let de_x = &fitting.de_input(block.center)[at..];
-        let mut a_t = vec![[T::ZERO; 4]; m1];
-        let mut sum = vec![[T::ZERO; 4]; m1];
         for k in 0..block.n {
             let row = (block.row + k) * stride..(block.row + k + 1) * stride;
             let x = k * width..(k + 1) * width;
-            sum.fill([T::ZERO; 4]);
-            descriptor::gather(&mut a_t, &a[row.clone()]);
-            descriptor::adjoint_add(&mut sum, &a_t, &dl_x[x.clone()], m2);
-            descriptor::gather(&mut a_t, &a_dot[row]);
-            descriptor::adjoint_add(&mut sum, &a_t, &de_x[x], m2);
-            descriptor::scatter(&mut dl_a[k * stride..(k + 1) * stride], &sum);
+            let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
+            dl_a.fill(T::ZERO);
+            descriptor::adjoint_add(dl_a, &a[row.clone()], &dl_x[x.clone()], m1, m2);
+            descriptor::adjoint_add(dl_a, &a_dot[row], &de_x[x], m1, m2);
         }
     });
 }
@@ -623,13 +630,15 @@ fn series_gradient<T: Real>(
         // SAFETY: each job has its own rows of its own stack.
         let out = unsafe { parts.part((stack * tk + term) * m1, rows * m1) };
         for s in batch.segments.iter().filter(|s| batch.stack(s.center) == stack) {
-            let Some(features) = &batch.features[s.frame] else { continue };
+            if !batch.by_series[s.frame] {
+                continue;
+            }
             let n = 4 * s.n;
             let adjoints = |x: &'_ [T]| -> std::ops::Range<usize> {
                 debug_assert!(x.len() >= (4 * s.row + n) * m1);
                 4 * s.row * m1..(4 * s.row + n) * m1
             };
-            let q = Strided { data: &features.q[4 * s.local * tk + term..], row: 1, col: tk };
+            let q = Strided { data: &buffers.q[4 * s.row * tk + term..], row: 1, col: tk };
             product(out, m1, Accumulate::Add, q, &buffers.dl_a[adjoints(&buffers.dl_a)], m1, rows, m1, n);
             let q_dot = Strided { data: &buffers.q_dot[4 * s.row * tk + term..], row: 1, col: tk };
             product(out, m1, Accumulate::Add, q_dot, &buffers.de_a[adjoints(&buffers.de_a)], m1, rows, m1, n);
@@ -648,7 +657,7 @@ fn series_gradient<T: Real>(
 
 /// The gradient of the nets for frames that do without the series, block by block, summed in a fixed order.
 fn direct_gradient<T: Real>(pool: &Pool, grad: &mut [f64], batch: &Batch<T>, buffers: &Buffers<T>) {
-    let blocks: Vec<&Block> = batch.blocks.iter().filter(|b| batch.features[b.frame].is_none()).collect();
+    let blocks: Vec<&Block> = batch.blocks.iter().filter(|b| !batch.by_series[b.frame]).collect();
     if blocks.is_empty() {
         return;
     }

@@ -11,6 +11,8 @@ use super::simd::{Isa, Portable, Simd, isa};
 
 /// Rows of B that are asked for ahead of their use.
 const AHEAD: usize = 12;
+/// Columns of the widest tile.
+const TURNED: usize = 48;
 
 /// A matrix in memory: element (i, k) is `data[i * row + k * col]`.
 #[derive(Clone, Copy)]
@@ -73,6 +75,7 @@ pub unsafe fn product_into<T: Real>(
     let raw = Raw {
         c,
         ldc,
+        turned: false,
         add: accumulate == Accumulate::Add,
         a: a.data.as_ptr(),
         a_row: a.row,
@@ -87,11 +90,42 @@ pub unsafe fn product_into<T: Real>(
     unsafe { T::product_kernel(raw) }
 }
 
+/// Writes the product turned: element (i, j) of `A[m, k] B[k, n]` goes to `c[j * ldc + i]`.
+///
+/// So a product with a transposed matrix reads that matrix as it is, row by row, as A.
+///
+/// # Safety
+/// `c` must be valid for `n` rows of `m` numbers, `ldc` apart, which nobody else touches meanwhile.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn product_turned_into<T: Real>(
+    c: *mut T,
+    ldc: usize,
+    a: Strided<T>,
+    b: &[T],
+    ldb: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k > 0 {
+        assert!(a.data.len() > (m - 1) * a.row + (k - 1) * a.col, "A covers m x k");
+        assert!(b.len() >= (k - 1) * ldb + n, "B covers k x n");
+    }
+    let (a, a_row, a_col) = (a.data.as_ptr(), a.row, a.col);
+    let raw = Raw { c, ldc, turned: true, add: false, a, a_row, a_col, b: b.as_ptr(), ldb, m, n, k };
+    // SAFETY: the bounds were checked above, and `isa` names only what the machine has.
+    unsafe { T::product_kernel(raw) }
+}
+
 /// The arguments of a product after the bounds were checked.
 #[derive(Clone, Copy)]
 pub struct Raw<T> {
     c: *mut T,
     ldc: usize,
+    turned: bool,
     add: bool,
     a: *const T,
     a_row: usize,
@@ -202,8 +236,12 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
         let a = raw.a.add(i * raw.a_row);
         let b = raw.b.add(j);
         let full = last == S::LANES;
+        // The rows of A for the next tile follow without a gap: one line of them is asked for at each turn.
+        let next = a.wrapping_add(MR * raw.a_row);
+        let line = if raw.a_col == 1 && raw.a_row == raw.k { MR } else { 0 };
         for k in 0..raw.k {
             let row = b.add(k * raw.ldb);
+            S::prefetch(next.wrapping_add(k * line));
             // Rows of B are far apart, often on different pages, where the hardware does not look ahead.
             let ahead = row.wrapping_add(AHEAD * raw.ldb);
             for v in 0..NV {
@@ -221,6 +259,21 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
                     sum[r][v] = S::mul_add(x, bv[v], sum[r][v]);
                 }
             }
+        }
+        if raw.turned {
+            let mut buffer = [[T::ZERO; TURNED]; MR];
+            for r in 0..MR {
+                for v in 0..NV {
+                    S::store(buffer[r].as_mut_ptr().add(v * S::LANES), sum[r][v]);
+                }
+            }
+            for l in 0..(NV - 1) * S::LANES + last {
+                let out = raw.c.add((j + l) * raw.ldc + i);
+                for r in 0..MR {
+                    *out.add(r) = buffer[r][l];
+                }
+            }
+            return;
         }
         for r in 0..MR {
             let row = raw.c.add((i + r) * raw.ldc + j);

@@ -2,7 +2,10 @@
 //!
 //! A is stored `[4, M1]`, D flattened `[M1, M2]`.
 
+use super::dense::{Accumulate, Strided, product, product_turned_into};
+use super::elementwise::add;
 use super::real::Real;
+use super::scratch::scratch;
 use super::simd::multiversion;
 
 multiversion! {
@@ -37,44 +40,19 @@ multiversion! {
     }
 }
 
-multiversion! {
-    /// Adds the adjoint of `D = A A[..M2]^T`: `t[m] += d_d[m, k] a_t[k]`, `t[k] += d_d[m, k] a_t[m]`.
-    ///
-    /// `a_t` and `t` are `[M1, 4]`: with the four components side by side the sums need no shuffles.
-    pub fn adjoint_add<T: Real>(t: &mut [[T; 4]], a_t: &[[T; 4]], d_d: &[T], m2: usize) {
-        for (m, d_d) in d_d[..t.len() * m2].chunks_exact(m2).enumerate() {
-            let a_m = a_t[m];
-            let mut sum = t[m];
-            for k in 0..m2 {
-                let a_k = a_t[k];
-                for c in 0..4 {
-                    sum[c] = d_d[k].fma(a_k[c], sum[c]);
-                }
-            }
-            t[m] = sum;
-            for k in 0..m2 {
-                for c in 0..4 {
-                    t[k][c] = d_d[k].fma(a_m[c], t[k][c]);
-                }
-            }
+/// Adds the adjoint of `D = A A[..M2]^T`: `t[c, m] += d_d[m, k] a[c, k]`, `t[c, k] += d_d[m, k] a[c, m]`.
+pub fn adjoint_add<T: Real>(t: &mut [T], a: &[T], d_d: &[T], m1: usize, m2: usize) {
+    assert!(t.len() >= 4 * m1, "room for the adjoint of A");
+    scratch(4 * (m1 + m2), |buffer: &mut [T]| {
+        let (product_t, a_t) = buffer.split_at_mut(4 * m1);
+        for (k, out) in a_t.chunks_exact_mut(4).enumerate() {
+            out.copy_from_slice(&[0, 1, 2, 3].map(|c| a[c * m1 + k]));
         }
-    }
-}
-
-/// `[4, M1]` to `[M1, 4]`.
-pub fn gather<T: Real>(a_t: &mut [[T; 4]], a: &[T]) {
-    let m1 = a_t.len();
-    for (m, out) in a_t.iter_mut().enumerate() {
-        *out = std::array::from_fn(|c| a[c * m1 + m]);
-    }
-}
-
-/// `[M1, 4]` to `[4, M1]`.
-pub fn scatter<T: Real>(a: &mut [T], a_t: &[[T; 4]]) {
-    let m1 = a_t.len();
-    for (m, x) in a_t.iter().enumerate() {
-        for c in 0..4 {
-            a[c * m1 + m] = x[c];
-        }
-    }
+        let d = Strided { data: d_d, row: m2, col: 1 };
+        // SAFETY: the buffer holds 4 rows of m1 numbers.
+        unsafe { product_turned_into(product_t.as_mut_ptr(), m1, d, a_t, 4, m1, 4, m2) };
+        add(&mut t[..4 * m1], product_t);
+    });
+    let a = Strided { data: a, row: m1, col: 1 };
+    product(t, m1, Accumulate::Add, a, d_d, m2, 4, m2, m1);
 }

@@ -3,18 +3,23 @@
 //! Atoms are grouped by type; each group runs through its own net. Values and tangents are stacked in one buffer,
 //! `[x; x_dot]`, as are their adjoints, `[dl_z; de_z]`, so that a weight gradient is a single product.
 
-use super::dense::{Accumulate, Strided, product, product_into};
+use super::dense::{Accumulate, Strided, product, product_into, product_turned_into};
 use super::elementwise::{activate, add, axpy, dot, multiply, scaled_product};
 use super::pool::{Parts, Pool};
 use super::real::Real;
+use super::scratch::scratch;
 use super::simd::multiversion;
 use crate::model::net::{LayerShape, NetShape, Shortcut};
 
 /// Rows and columns of C that one task computes. Fixed, so that results do not depend on the number of threads.
 const ROWS: usize = 64;
 const COLS: usize = 48;
-/// Rows of a weight gradient that one task computes.
+/// Rows of W that one task multiplies by, and the most atoms that it does so for.
+const BACK_ROWS: usize = 32;
+const BACK_ATOMS: usize = 192;
+/// Rows of a weight gradient that one task computes, and how much of the sum it does at once.
 const GRAD_ROWS: usize = 32;
+const GRAD_DEPTH: usize = 256;
 
 /// The state of one layer for one group of atoms.
 #[derive(Default)]
@@ -32,8 +37,8 @@ struct Layer<T> {
     dl_y: Vec<T>,
     /// `[2 n, n_out]`: dL/dz, then dE/dz.
     dz: Vec<T>,
-    /// `[n_out, n_in]`
-    w_t: Vec<T>,
+    /// `[n_out, n]` the part of `dz` that goes through the weights next, turned.
+    dz_t: Vec<T>,
 }
 
 /// All fitting nets with their state.
@@ -87,7 +92,7 @@ impl<T: Real> Fitting<T> {
                     buffer.resize(n * shape.n_out, T::ZERO);
                 }
                 layer.dz.resize(2 * n * shape.n_out, T::ZERO);
-                layer.w_t.resize(shape.n_in * shape.n_out, T::ZERO);
+                layer.dz_t.resize(n * shape.n_out, T::ZERO);
             }
             group.energy.resize(n, T::ZERO);
             let n_in = net.layers[0].n_in;
@@ -190,7 +195,6 @@ impl<T: Real> Fitting<T> {
 
     /// First pass, backward: dE/dinput.
     pub fn backward_input(&mut self, pool: &Pool, params: &[T]) {
-        self.transpose_weights(pool, params);
         let last = self.n_hidden();
         for (group, net) in self.groups.iter_mut().zip(&self.nets) {
             let w = &params[net.layers[last].w_range()];
@@ -200,100 +204,82 @@ impl<T: Real> Fitting<T> {
             }
         }
         for l in (0..last).rev() {
-            let tasks = self.tasks(|_| 1, 1);
+            let tasks = self.tasks(|net| net.layers[l].n_out, COLS);
             let io: Vec<_> = self
                 .groups
                 .iter_mut()
                 .map(|g| {
                     let layer = &mut g.layers[l];
-                    (&layer.de_y[..], &layer.d[..], Parts::new(&mut layer.dz), g.n)
+                    let turned = Parts::new(&mut layer.dz_t);
+                    (&layer.de_y[..], &layer.d[..], Parts::new(&mut layer.dz), turned, g.n)
                 })
                 .collect();
             let nets = &self.nets;
             pool.run(tasks.len(), |t| {
-                let Task { group, row, rows, .. } = tasks[t];
+                let Task { group, row, rows, col, cols } = tasks[t];
                 let shape = &nets[group].layers[l];
-                let (de_y, d, dz, n) = &io[group];
                 let width = shape.n_out;
-                // SAFETY: tasks have different rows.
-                let de_z = unsafe { dz.part((n + row) * width, rows * width) };
-                for (r, de_z) in de_z.chunks_exact_mut(width).enumerate() {
-                    let at = (row + r) * width..(row + r + 1) * width;
-                    scaled_product(de_z, &de_y[at.clone()], &d[at], idt(shape, params));
+                let (de_y, d, dz, turned, n) = &io[group];
+                let scale = idt(shape, params).map(|idt| &idt[col..col + cols]);
+                for r in row..row + rows {
+                    let at = r * width + col..r * width + col + cols;
+                    // SAFETY: tasks are disjoint blocks.
+                    let de_z = unsafe { dz.part((n + r) * width + col, cols) };
+                    scaled_product(de_z, &de_y[at.clone()], &d[at], scale);
                 }
+                // SAFETY: as above.
+                unsafe {
+                    turn_block(turned.at(0), dz.at(n * width), *n, width, row..row + rows, col..col + cols)
+                };
             });
-            self.times_weights_transposed(pool, l, Adjoint::Energy);
+            self.times_weights_transposed(pool, params, l, Adjoint::Energy);
         }
     }
 
-    fn transpose_weights(&mut self, pool: &Pool, params: &[T]) {
-        let last = self.n_hidden();
-        let mut jobs = Vec::new();
-        for (group, net) in self.groups.iter_mut().zip(&self.nets) {
-            for (layer, shape) in group.layers[..last].iter_mut().zip(&net.layers) {
-                let mut w_t = &mut layer.w_t[..];
-                for col in (0..shape.n_out).step_by(COLS) {
-                    let cols = COLS.min(shape.n_out - col);
-                    let (out, rest) = w_t.split_at_mut(cols * shape.n_in);
-                    w_t = rest;
-                    jobs.push((shape, col, Parts::new(out)));
-                }
+    /// dx = dz W^T + shortcut^T(dy) of layer `l`, into the layer below. As the product W dz^T it reads W once, in order.
+    fn times_weights_transposed(&mut self, pool: &Pool, params: &[T], l: usize, adjoint: Adjoint) {
+        let mut tasks = Vec::new();
+        for (group, (net, state)) in self.nets.iter().zip(&self.groups).enumerate() {
+            let n_in = net.layers[l].n_in;
+            for row in (0..state.n).step_by(BACK_ATOMS) {
+                let rows = BACK_ATOMS.min(state.n - row);
+                let blocks = (0..n_in).step_by(BACK_ROWS);
+                tasks.extend(blocks.map(|col| Task {
+                    group,
+                    row,
+                    rows,
+                    col,
+                    cols: BACK_ROWS.min(n_in - col),
+                }));
             }
         }
-        pool.run(jobs.len(), |j| {
-            let (shape, col, out) = &jobs[j];
-            // SAFETY: each job writes its own rows of the transposed matrix.
-            let out = unsafe { out.part(0, out.len()) };
-            transpose_columns(out, &params[shape.w_range()], shape.n_in, shape.n_out, *col);
-        });
-    }
-
-    /// dx = dz W^T + shortcut^T(dy) of layer `l`, into the layer below.
-    fn times_weights_transposed(&mut self, pool: &Pool, l: usize, adjoint: Adjoint) {
-        let tasks = self.tasks(|net| net.layers[l].n_in, 2 * COLS);
         let io: Vec<_> = self
             .groups
             .iter_mut()
-            .zip(&self.nets)
-            .map(|(g, net)| {
-                let n_out = net.layers[l].n_out;
+            .map(|g| {
                 let (below, now) = g.layers.split_at_mut(l);
                 let layer = &now[0];
-                let (dz, dy, dx) = match adjoint {
+                let (dy, dx) = match adjoint {
                     Adjoint::Energy => {
-                        let dx = if l == 0 { &mut g.de_x } else { &mut below[l - 1].de_y };
-                        (&layer.dz[g.n * n_out..], &layer.de_y, dx)
+                        (&layer.de_y, if l == 0 { &mut g.de_x } else { &mut below[l - 1].de_y })
                     }
-                    Adjoint::Loss => {
-                        let dx = if l == 0 { &mut g.dl_x } else { &mut below[l - 1].dl_y };
-                        (&layer.dz[..g.n * n_out], &layer.dl_y, dx)
-                    }
+                    Adjoint::Loss => (&layer.dl_y, if l == 0 { &mut g.dl_x } else { &mut below[l - 1].dl_y }),
                 };
-                (dz, &dy[..], &layer.w_t[..], Parts::new(dx))
+                (&layer.dz_t[..], &dy[..], Parts::new(dx), g.n)
             })
             .collect();
         let nets = &self.nets;
         pool.run(tasks.len(), |t| {
             let task = tasks[t];
             let shape = &nets[task.group].layers[l];
-            let (dz, dy, w_t, dx) = &io[task.group];
+            let (dz_t, dy, dx, n) = &io[task.group];
             let (n_in, n_out) = (shape.n_in, shape.n_out);
-            let a = Strided { data: &dz[task.row * n_out..], row: n_out, col: 1 };
+            let w = &params[shape.w_range()][task.col * n_out..];
+            let a = Strided { data: w, row: n_out, col: 1 };
             let start = task.row * n_in + task.col;
-            let (m, n) = (task.rows, task.cols);
             // SAFETY: tasks are disjoint blocks of dx.
             unsafe {
-                product_into(
-                    dx.at(start),
-                    n_in,
-                    Accumulate::Overwrite,
-                    a,
-                    &w_t[task.col..],
-                    n_in,
-                    m,
-                    n,
-                    n_out,
-                )
+                product_turned_into(dx.at(start), n_in, a, &dz_t[task.row..], *n, task.cols, task.rows, n_out)
             };
             if shape.shortcut != Shortcut::None {
                 for r in 0..task.rows {
@@ -344,7 +330,7 @@ impl<T: Real> Fitting<T> {
         self.output_backward(grad, params, dl_e);
         for l in (0..self.n_hidden()).rev() {
             self.layer_adjoints(pool, grad, params, l);
-            self.times_weights_transposed(pool, l, Adjoint::Loss);
+            self.times_weights_transposed(pool, params, l, Adjoint::Loss);
         }
         self.weight_gradients(pool, grad);
     }
@@ -362,15 +348,15 @@ impl<T: Real> Fitting<T> {
             .groups
             .iter_mut()
             .map(|g| {
-                let Layer { f, d, dd, z_dot, de_y, dl_y, dz, .. } = &mut g.layers[l];
-                ([&*f, &*d, &*dd, &*z_dot, &*de_y, &*dl_y], Parts::new(dz), g.n)
+                let Layer { f, d, dd, z_dot, de_y, dl_y, dz, dz_t, .. } = &mut g.layers[l];
+                ([&*f, &*d, &*dd, &*z_dot, &*de_y, &*dl_y], Parts::new(dz), Parts::new(dz_t), g.n)
             })
             .collect();
         let nets = &self.nets;
         pool.run(jobs.len(), |j| {
             let (group, col, cols) = jobs[j];
             let shape = &nets[group].layers[l];
-            let (inputs, dz, n) = &io[group];
+            let (inputs, dz, turned, n) = &io[group];
             let mut sums = [[T::ZERO; COLS]; 2];
             let [d_idt, d_bias] = sums.each_mut().map(|sum| &mut sum[..cols]);
             let ones = [T::ONE; COLS];
@@ -382,6 +368,8 @@ impl<T: Real> Fitting<T> {
                 let [f, d, dd, z_dot, de_y, dl_y] = inputs.map(|x| &x[at..at + cols]);
                 adjoint_row(dl_z, d_idt, d_bias, dl_y, de_y, [f, d, dd], z_dot, scale);
             }
+            // SAFETY: as above.
+            unsafe { turn_block(turned.at(0), dz.at(0), *n, shape.n_out, 0..*n, col..col + cols) };
             for (place, sum) in [(shape.idt, &sums[0]), (shape.b, &sums[1])] {
                 if let Some(place) = place {
                     // SAFETY: as above.
@@ -435,15 +423,25 @@ impl<T: Real> Fitting<T> {
             let (c, l, row, rows) = jobs[j];
             let (shape, layer, n) = (&nets[c].layers[l], &groups[c].layers[l], groups[c].n);
             let (n_in, n_out) = (shape.n_in, shape.n_out);
-            // The columns of x that this job needs, packed: with the stride of x every number is on a page of its own.
-            let mut packed = vec![T::ZERO; 2 * n * rows];
-            for (r, out) in packed.chunks_exact_mut(rows).enumerate() {
-                out.copy_from_slice(&layer.x[r * n_in + row..r * n_in + row + rows]);
-            }
             // SAFETY: each job writes its own rows of its own matrix.
             let out = unsafe { parts.part(shape.w + row * n_out, rows * n_out) };
-            let a = Strided { data: &packed, row: 1, col: rows };
-            product(out, n_out, Accumulate::Overwrite, a, &layer.dz, n_out, rows, n_out, 2 * n);
+            let depth = 2 * n;
+            if depth == 0 {
+                out.fill(T::ZERO);
+            }
+            scratch(GRAD_DEPTH * GRAD_ROWS, |packed: &mut [T]| {
+                for first in (0..depth).step_by(GRAD_DEPTH) {
+                    let here = GRAD_DEPTH.min(depth - first);
+                    // The columns of x that this job needs, packed: with the stride of x every number is on a page of its own.
+                    for (r, out) in packed.chunks_exact_mut(rows).take(here).enumerate() {
+                        let at = (first + r) * n_in + row;
+                        out.copy_from_slice(&layer.x[at..at + rows]);
+                    }
+                    let accumulate = if first == 0 { Accumulate::Overwrite } else { Accumulate::Add };
+                    let a = Strided { data: &packed[..here * rows], row: 1, col: rows };
+                    product(out, n_out, accumulate, a, &layer.dz[first * n_out..], n_out, rows, n_out, here);
+                }
+            });
         });
     }
 }
@@ -560,14 +558,24 @@ fn add_folded<T: Real>(out: &mut [T], x: &[T], col: usize) {
     }
 }
 
-/// Columns from `col` on of a row-major `[rows, width]` matrix as rows of `out`.
-fn transpose_columns<T: Real>(out: &mut [T], a: &[T], rows: usize, width: usize, col: usize) {
+/// Turns a block of `a` `[n, width]` into `out` `[width, n]`.
+///
+/// # Safety
+/// Both must hold n x width numbers, and nobody else may touch the block meanwhile.
+unsafe fn turn_block<T: Real>(
+    out: *mut T,
+    a: *const T,
+    n: usize,
+    width: usize,
+    rows: std::ops::Range<usize>,
+    cols: std::ops::Range<usize>,
+) {
     const BLOCK: usize = 8;
-    let cols = out.len() / rows;
-    for r0 in (0..rows).step_by(BLOCK) {
-        for c in 0..cols {
-            for r in r0..(r0 + BLOCK).min(rows) {
-                out[c * rows + r] = a[r * width + col + c];
+    for r0 in rows.clone().step_by(BLOCK) {
+        for c in cols.clone() {
+            for r in r0..(r0 + BLOCK).min(rows.end) {
+                // SAFETY: within the block.
+                unsafe { *out.add(c * n + r) = *a.add(r * width + c) };
             }
         }
     }

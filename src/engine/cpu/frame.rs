@@ -1,13 +1,15 @@
-//! A frame as the CPU engine wants it: atoms sorted by type, pairs as columns, features of the series.
+//! A frame as the CPU engine wants it: atoms sorted by type, pairs as columns.
+//!
+//! The features Q of the series are made anew in every step: that takes less than a hundredth of it, and keeping them would
+//! double the memory of a frame.
 
 use super::chebyshev::Plan;
-use super::pairs::{self, CHUNK, Rows, Scale};
+use super::pairs::{self, Rows, Scale};
 use super::real::Real;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
 use crate::sample::Prepared;
-use std::sync::{Arc, RwLock};
 
 /// A prepared frame. Row `r` is the r-th real atom when atoms are sorted by type.
 pub struct CpuFrame<T> {
@@ -32,14 +34,6 @@ pub struct CpuFrame<T> {
     pub extra: Vec<T>,
     /// Smallest and largest argument of the nets.
     pub s_range: (f64, f64),
-    features: RwLock<Option<Arc<Features<T>>>>,
-}
-
-/// The features Q of a frame for one plan.
-pub struct Features<T> {
-    plan: Arc<Plan>,
-    /// `[n_rows, 4, n_types * K]`
-    pub q: Vec<T>,
 }
 
 impl<T: Real> CpuFrame<T> {
@@ -61,7 +55,6 @@ impl<T: Real> CpuFrame<T> {
             reverse: Vec::new(),
             extra: Vec::with_capacity(order.len() * model.n_extra()),
             s_range: (f64::INFINITY, f64::NEG_INFINITY),
-            features: RwLock::new(None),
             order,
             block,
         };
@@ -134,58 +127,29 @@ impl<T: Real> CpuFrame<T> {
         self.n_rows() == 0 || plan.covers(self.s_range.0, self.s_range.1)
     }
 
-    /// Q for a plan: the cached one, or computed now and kept.
-    pub fn features(&self, plan: &Arc<Plan>, model: &Dp) -> Arc<Features<T>> {
-        let cached = self.features.read().unwrap_or_else(|e| e.into_inner()).clone();
-        if let Some(features) = cached
-            && Arc::ptr_eq(&features.plan, plan)
-        {
-            return features;
-        }
-        let features = Arc::new(Features { plan: plan.clone(), q: self.compute_features(plan, model) });
-        *self.features.write().unwrap_or_else(|e| e.into_inner()) = Some(features.clone());
-        features
-    }
-
-    fn compute_features(&self, plan: &Plan, model: &Dp) -> Vec<T> {
+    /// Q of row `r`, whose centre has type `center`: `[4, n_types * K]`.
+    pub fn features(&self, q: &mut [T], plan: &Plan, model: &Dp, rows: &Rows<T>, r: usize, center: usize) {
         let (n_types, terms) = (model.n_types(), plan.terms);
         let stride = n_types * terms;
-        let scale = plan.scale();
-        let mut q = vec![T::ZERO; self.n_rows() * 4 * stride];
-        let mut sums = vec![[[T::ZERO; CHUNK]; 4]; terms];
-        for (r, q) in q.chunks_exact_mut(4 * stride).enumerate() {
-            let center = self.block.partition_point(|&b| b <= r) - 1;
-            let rows = rows_of(model, center);
-            for t in 0..n_types {
-                let pairs = self.pairs(r, t, n_types);
-                pairs::features(
-                    &mut q[t * terms..],
-                    stride,
-                    &mut sums,
-                    &self.d,
-                    &rows,
-                    pairs.start,
-                    pairs.len(),
-                    scale,
-                );
-                let padding = f64::from(self.padding[r * n_types + t]);
-                if padding > 0.0 {
-                    let s = empty_slot(model, center);
-                    for (k, t_k) in plan.polynomials(s).enumerate() {
-                        q[t * terms + k] += T::from_f64(padding * s * t_k);
-                    }
+        for t in 0..n_types {
+            let pairs = self.pairs(r, t, n_types);
+            let out = &mut q[t * terms..];
+            pairs::features(out, stride, terms, &self.d, rows, pairs.start, pairs.len(), plan.scale());
+            let padding = f64::from(self.padding[r * n_types + t]);
+            if padding > 0.0 {
+                let s = empty_slot(model, center);
+                for (out, t_k) in out.iter_mut().zip(plan.polynomials(s)) {
+                    *out += T::from_f64(padding * s * t_k);
                 }
             }
         }
-        q
     }
 }
 
 impl<T: Real> Prepared for CpuFrame<T> {
     fn bytes(&self) -> usize {
         let pairs = self.j.len() * (3 * size_of::<T>() + 8);
-        let q = self.features.read().unwrap_or_else(|e| e.into_inner()).as_ref().map_or(0, |f| f.q.len());
-        pairs + q * size_of::<T>() + self.order.len() * 64 + 512
+        pairs + self.order.len() * 64 + 512
     }
 }
 

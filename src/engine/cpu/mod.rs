@@ -9,8 +9,10 @@ pub mod real;
 pub mod dense;
 pub mod elementwise;
 pub mod pool;
+pub mod scratch;
 pub mod net;
 pub mod chebyshev;
+pub mod walk;
 pub mod pairs;
 pub mod frame;
 pub mod descriptor;
@@ -33,7 +35,7 @@ use frame::{CpuFrame, empty_slot};
 use laps::{Laps, Stage};
 use pool::Pool;
 use real::Real;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use vacuum::Vacuum;
 
 /// How the embedding net is evaluated.
@@ -45,14 +47,12 @@ pub enum EmbeddingMode {
     Direct,
 }
 
-/// The plan in force, shared with the loader threads. `None`: the net itself is used.
-type SharedPlan = Arc<RwLock<Option<Arc<Plan>>>>;
-
 /// Evaluates a Deep Potential on CPU threads in float32 or float64.
 pub struct CpuEngine<T> {
     model: Arc<Dp>,
     pool: Pool,
-    plan: SharedPlan,
+    /// The plan in force. `None`: the net itself is used.
+    plan: Option<Arc<Plan>>,
     /// The argument of the series reaches from an empty slot to the shortest distance.
     range: (f64, f64),
     series: Series,
@@ -80,7 +80,7 @@ impl<T: Real> CpuEngine<T> {
         };
         Ok(CpuEngine {
             pool: Pool::new(threads)?,
-            plan: Arc::new(RwLock::new(plan)),
+            plan,
             range,
             series: Series::default(),
             fitting: Fitting::new(model.fitting.clone()),
@@ -95,20 +95,16 @@ impl<T: Real> CpuEngine<T> {
 
     /// Terms of the series in force; `None` where the net itself is used.
     pub fn terms(&self) -> Option<usize> {
-        self.plan().map(|plan| plan.terms)
+        self.plan.as_ref().map(|plan| plan.terms)
     }
 
     pub fn n_threads(&self) -> usize {
         self.pool.n_threads()
     }
 
-    fn plan(&self) -> Option<Arc<Plan>> {
-        self.plan.read().unwrap_or_else(|e| e.into_inner()).clone()
-    }
-
     /// Expands the embedding nets; raises the number of terms until the tail is below the tolerance.
     fn expand(&mut self, params: &[f64]) -> Option<Arc<Plan>> {
-        let plan = self.plan()?;
+        let plan = self.plan.clone()?;
         self.series.expand(&plan, &self.model, params);
         if self.series.tail < T::SERIES_TOLERANCE {
             return Some(plan);
@@ -126,7 +122,7 @@ impl<T: Real> CpuEngine<T> {
                 TERMS[TERMS.len() - 1]
             ),
         }
-        *self.plan.write().unwrap_or_else(|e| e.into_inner()) = chosen.clone();
+        self.plan = chosen.clone();
         chosen
     }
 }
@@ -148,15 +144,12 @@ impl<T: Real> Engine for CpuEngine<T> {
     type Prepared = CpuFrame<T>;
 
     fn preparer(&self) -> Preparer<CpuFrame<T>> {
-        let (model, plan) = (self.model.clone(), self.plan.clone());
-        Arc::new(move |frame| {
-            let prepared = CpuFrame::new(&model, &Geometry::new(&model, frame)?);
-            let plan = plan.read().unwrap_or_else(|e| e.into_inner()).clone();
-            if let Some(plan) = plan.filter(|plan| prepared.covered_by(plan)) {
-                prepared.features(&plan, &model);
-            }
-            Ok(prepared)
-        })
+        let model = self.model.clone();
+        Arc::new(move |frame| Ok(CpuFrame::new(&model, &Geometry::new(&model, frame)?)))
+    }
+
+    fn pool(&self) -> Pool {
+        self.pool.clone()
     }
 
     fn adapt(&mut self, params: &[f64]) {
@@ -193,7 +186,7 @@ impl<T: Real> Engine for CpuEngine<T> {
 
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
         self.laps.start();
-        let plan = self.plan();
+        let plan = self.plan.clone();
         let weights = T::view(params, &mut self.weights);
         let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
         blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);

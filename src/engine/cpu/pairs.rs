@@ -2,10 +2,12 @@
 //!
 //! With the terms T_k(x_j) of neighbour j, `Q[c, k] = sum_j T_k(x_j) row_j[c]` holds the geometry of an atom and no
 //! parameter. Forces need `P_c(x) = sum_k dE/dQ[c, k] T_k(x)` and its derivative; the second pass needs the change
-//! of Q. Lanes are neighbours: each kernel walks the recurrences of T_k and U_k for a chunk of pairs at once.
+//! of Q. Rows and forces are made for a chunk of pairs at once, a neighbour in each lane; sums over pairs have a term in
+//! each lane (`walk.rs`).
 
 use super::real::Real;
 use super::simd::multiversion;
+use super::walk::Terms;
 
 /// Pairs that are worked on at once.
 pub const CHUNK: usize = 16;
@@ -94,80 +96,26 @@ fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> Lanes<T> {
     std::array::from_fn(|l| (s[l] - scale.middle) * scale.inv_half)
 }
 
-/// Adds `a T_k + b T_k'` for every k to `sums[k]`, lane by lane; a and b are given for each component of the row.
-#[inline(always)]
-fn accumulate<T: Real>(
-    sums: &mut [[Lanes<T>; 4]],
-    x: &Lanes<T>,
-    a: &[Lanes<T>; 4],
-    b: Option<&[Lanes<T>; 4]>,
-) {
-    let two_x: Lanes<T> = std::array::from_fn(|l| x[l] + x[l]);
-    // T_k and T_{k-1}; U_{k-1} and U_{k-2}, with T_k' = k U_{k-1}.
-    let (mut t, mut t_old) = ([T::ONE; CHUNK], *x);
-    let (mut u, mut u_old) = ([T::ZERO; CHUNK], [-T::ONE; CHUNK]);
-    let mut k_number = T::ZERO;
-    for sum in sums.iter_mut() {
-        for c in 0..4 {
-            for l in 0..CHUNK {
-                sum[c][l] = t[l].fma(a[c][l], sum[c][l]);
-            }
-        }
-        if let Some(b) = b {
-            for c in 0..4 {
-                for l in 0..CHUNK {
-                    sum[c][l] = (k_number * u[l]).fma(b[c][l], sum[c][l]);
-                }
-            }
-        }
-        for l in 0..CHUNK {
-            let next = two_x[l].fma(t[l], -t_old[l]);
-            t_old[l] = t[l];
-            t[l] = next;
-            let next = two_x[l].fma(u[l], -u_old[l]);
-            u_old[l] = u[l];
-            u[l] = next;
-        }
-        k_number += T::ONE;
-    }
-}
-
-/// Writes the lane sums of `sums[k][c]` to `out[c * stride + k]`.
-#[inline(always)]
-fn reduce<T: Real>(out: &mut [T], stride: usize, sums: &[[Lanes<T>; 4]]) {
-    for (k, sum) in sums.iter().enumerate() {
-        for c in 0..4 {
-            let mut v = sum[c];
-            let mut width = CHUNK / 2;
-            while width > 0 {
-                for l in 0..width {
-                    v[l] += v[l + width];
-                }
-                width /= 2;
-            }
-            out[c * stride + k] = v[0];
-        }
-    }
-}
-
 multiversion! {
     /// Q of one atom and one neighbour type.
     ///
     /// - out     overwritten  `out[c * stride + k]`
-    /// - sums    scratch      `[K]`
     /// - pairs   `start .. start + n` of the columns of distance vectors
-    pub fn features<T: Real>(out: &mut [T], stride: usize, sums: &mut [[[T; CHUNK]; 4]], columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
-        sums.fill([[T::ZERO; CHUNK]; 4]);
+    pub fn features<T: Real>(out: &mut [T], stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
+        (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
+        let width = T::lanes();
+        let mut walk = Terms::default();
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, q, .. } = Chunk::new(columns, p, here, rows);
-            let row: [[T; CHUNK]; 4] =
-                std::array::from_fn(|c| if c == 0 { s } else { std::array::from_fn(|l| q[l] * d[c - 1][l]) });
-            accumulate(sums, &argument(&s, scale), &row, None);
+            for l in 0..CHUNK {
+                walk.a[l] = [s[l], q[l] * d[0][l], q[l] * d[1][l], q[l] * d[2][l]];
+            }
+            walk.start(&argument(&s, scale), width, false);
+            walk.add_to(out, stride, terms, here, false);
             p += here;
         }
-        reduce(out, stride, sums);
     }
 }
 
@@ -175,32 +123,33 @@ multiversion! {
     /// The change of Q of one atom and one neighbour type when the distance vectors move along `d_dot`.
     ///
     /// `d_dot[k][p - first]` belongs to pair p.
-    pub fn features_tangent<T: Real>(out: &mut [T], stride: usize, sums: &mut [[[T; CHUNK]; 4]], columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
-        sums.fill([[T::ZERO; CHUNK]; 4]);
+    pub fn features_tangent<T: Real>(out: &mut [T], stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
+        (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
+        let width = T::lanes();
+        let mut walk = Terms::default();
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
             let v = [0, 1, 2].map(|k| lanes(d_dot[k], p - first, here, T::ZERO));
-            // d . d_dot = r r_dot
-            let rr: [T; CHUNK] = std::array::from_fn(|l| d[0][l] * v[0][l] + d[1][l] * v[1][l] + d[2][l] * v[2][l]);
-            let s_dot: [T; CHUNK] = std::array::from_fn(|l| s_slope[l] * rr[l]);
-            let row_dot: [[T; CHUNK]; 4] = std::array::from_fn(|c| {
-                if c == 0 {
-                    s_dot
-                } else {
-                    std::array::from_fn(|l| q[l] * v[c - 1][l] + q_slope[l] * rr[l] * d[c - 1][l])
-                }
-            });
-            let turn: [[T; CHUNK]; 4] = std::array::from_fn(|c| {
-                std::array::from_fn(|l| {
-                    scale.inv_half * s_dot[l] * if c == 0 { s[l] } else { q[l] * d[c - 1][l] }
-                })
-            });
-            accumulate(sums, &argument(&s, scale), &row_dot, Some(&turn));
+            for l in 0..CHUNK {
+                // d . d_dot = r r_dot
+                let rr = d[0][l] * v[0][l] + d[1][l] * v[1][l] + d[2][l] * v[2][l];
+                let s_dot = s_slope[l] * rr;
+                let (along, turn) = (q_slope[l] * rr, scale.inv_half * s_dot);
+                walk.a[l] = [
+                    s_dot,
+                    q[l] * v[0][l] + along * d[0][l],
+                    q[l] * v[1][l] + along * d[1][l],
+                    q[l] * v[2][l] + along * d[2][l],
+                ];
+                let turn_q = turn * q[l];
+                walk.b[l] = [turn * s[l], turn_q * d[0][l], turn_q * d[1][l], turn_q * d[2][l]];
+            }
+            walk.start(&argument(&s, scale), width, true);
+            walk.add_to(out, stride, terms, here, true);
             p += here;
         }
-        reduce(out, stride, sums);
     }
 }
 

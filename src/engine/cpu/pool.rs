@@ -1,27 +1,40 @@
 //! Threads of the CPU engine.
+//!
+//! A step is some thirty short stages, each cut into tasks and ended by everyone waiting for everyone. So the caller is one
+//! of the threads, tasks are handed out by one counter, and whoever waits looks at a number in memory for a while before it
+//! sleeps: waking a sleeper costs more than many a stage.
 
 use crate::{Result, err};
-use rayon::prelude::*;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// A fixed set of threads. With one thread everything runs on the caller's.
+/// How long a thread without work looks for it before it sleeps.
+const LOOKS: Duration = Duration::from_micros(200);
+
+/// A fixed set of threads, the caller's among them. Clones are the same threads.
+#[derive(Clone)]
 pub struct Pool {
-    threads: Option<rayon::ThreadPool>,
+    helpers: Option<Arc<Helpers>>,
     n_threads: usize,
 }
 
 impl Pool {
     pub fn new(n_threads: usize) -> Result<Self> {
-        let threads = match n_threads {
-            0 | 1 => None,
-            n => Some(
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(n)
-                    .thread_name(|k| format!("compute-{k}"))
-                    .build()
-                    .map_err(|e| err!("cannot start {n} compute threads: {e}"))?,
-            ),
+        let n_threads = n_threads.max(1);
+        let helpers = match n_threads {
+            1 => None,
+            n => Some(Arc::new(Helpers::start(n - 1)?)),
         };
-        Ok(Pool { threads, n_threads: n_threads.max(1) })
+        Ok(Pool { helpers, n_threads })
+    }
+
+    /// No thread but the caller's.
+    pub fn serial() -> Self {
+        Pool { helpers: None, n_threads: 1 }
     }
 
     pub fn n_threads(&self) -> usize {
@@ -30,12 +43,189 @@ impl Pool {
 
     /// Runs `task(0) .. task(n - 1)`, in any order, and returns when all are done.
     ///
-    /// How the work is cut never depends on the number of threads, so neither does any result.
-    pub fn run(&self, n: usize, task: impl Fn(usize) + Send + Sync) {
-        match &self.threads {
-            None => (0..n).for_each(task),
-            Some(pool) => pool.install(|| (0..n).into_par_iter().with_max_len(1).for_each(task)),
+    /// How the work is cut never depends on the number of threads, so neither does any result. A task must not run
+    /// others: those would all run on its own thread.
+    pub fn run(&self, n: usize, task: impl Fn(usize) + Sync) {
+        match &self.helpers {
+            Some(helpers) if n > 1 => helpers.run(n, &task),
+            _ => (0..n).for_each(task),
         }
+    }
+}
+
+/// The threads beside the caller's.
+struct Helpers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Held while tasks run: the threads serve one caller at a time.
+    busy: Mutex<()>,
+}
+
+struct Shared {
+    /// Counts the calls of `run`; a change tells the threads that there is work.
+    call: AtomicUsize,
+    /// Next task to be taken.
+    next: AtomicUsize,
+    /// Threads that have not finished with the current call.
+    working: AtomicUsize,
+    /// Threads that sleep, or are about to.
+    sleepers: AtomicUsize,
+    stop: AtomicBool,
+    state: Mutex<State>,
+    /// Woken when there is work.
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    job: Option<Job>,
+    /// What a task panicked with.
+    panic: Option<Box<dyn Any + Send>>,
+}
+
+/// The tasks of one call; the caller stays until nobody uses it any more.
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const (dyn Fn(usize) + Sync),
+    n: usize,
+}
+
+// SAFETY: the task is Sync, and `Helpers::run` keeps it alive while a thread may call it.
+unsafe impl Send for Job {}
+
+impl Helpers {
+    fn start(n: usize) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            call: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            working: AtomicUsize::new(0),
+            sleepers: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            state: Mutex::default(),
+            work: Condvar::new(),
+        });
+        let mut helpers = Helpers { shared, threads: Vec::new(), busy: Mutex::new(()) };
+        for k in 0..n {
+            let shared = helpers.shared.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("compute-{}", k + 1))
+                .spawn(move || shared.serve())
+                .map_err(|e| err!("cannot start {} compute threads: {e}", n + 1))?;
+            helpers.threads.push(thread);
+        }
+        Ok(helpers)
+    }
+
+    fn run(&self, n: usize, task: &(dyn Fn(usize) + Sync)) {
+        let Ok(busy) = self.busy.try_lock() else {
+            // A task of ours, or another caller: the threads are taken.
+            return (0..n).for_each(task);
+        };
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime is forgotten; below nobody leaves before all threads are done with it.
+        let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
+        let job = Job { task, n };
+        shared.lock().job = Some(job);
+        shared.next.store(0, Ordering::Relaxed);
+        shared.working.store(self.threads.len(), Ordering::Relaxed);
+        // Whoever sees the new count sees all of the above. Sequential, as is the counting of sleepers: either a thread
+        // that is about to sleep sees this count, or we see that it sleeps.
+        shared.call.fetch_add(1, Ordering::SeqCst);
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            let _state = shared.lock();
+            shared.work.notify_all();
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(job)));
+        let mut looks = 0u32;
+        while shared.working.load(Ordering::Acquire) > 0 {
+            looks += 1;
+            // Where threads outnumber cores the one that we wait for may need ours.
+            if looks > 2000 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        let theirs = {
+            let mut state = shared.lock();
+            state.job = None;
+            state.panic.take()
+        };
+        drop(busy);
+        if let Some(panic) = own.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.call.fetch_add(1, Ordering::SeqCst);
+        drop(self.shared.lock()); // a thread that is about to sleep has looked at the count, or will
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // It catches the panics of tasks; there is nothing left to say here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// What a thread does until the pool is dropped.
+    fn serve(&self) {
+        let mut seen = 0;
+        loop {
+            seen = self.await_call(seen);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            let job = self.lock().job;
+            if let Some(job) = job {
+                let outcome = catch_unwind(AssertUnwindSafe(|| self.take_tasks(job)));
+                if let Err(panic) = outcome {
+                    self.lock().panic.get_or_insert(panic);
+                }
+                self.working.fetch_sub(1, Ordering::Release);
+            }
+        }
+    }
+
+    /// Waits until the count of calls is another than `seen`; returns it.
+    fn await_call(&self, seen: usize) -> usize {
+        let began = Instant::now();
+        loop {
+            for _ in 0..100 {
+                let call = self.call.load(Ordering::Acquire);
+                if call != seen {
+                    return call;
+                }
+                std::hint::spin_loop();
+            }
+            if began.elapsed() > LOOKS {
+                break;
+            }
+        }
+        let mut state = self.lock();
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while self.call.load(Ordering::SeqCst) == seen {
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.call.load(Ordering::SeqCst)
+    }
+
+    fn take_tasks(&self, job: Job) {
+        // SAFETY: `Helpers::run` waits for us before the task goes out of scope.
+        let task = unsafe { &*job.task };
+        loop {
+            let k = self.next.fetch_add(1, Ordering::Relaxed);
+            if k >= job.n {
+                return;
+            }
+            task(k);
+        }
+    }
+
+    /// Nothing is left half-done under this lock, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -76,5 +266,59 @@ impl<T> Parts<T> {
 
     pub fn is_empty(&self) -> bool {
         self.1 == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn every_task_runs_once_call_after_call() {
+        for n_threads in [1, 2, 5] {
+            let pool = Pool::new(n_threads).unwrap();
+            for call in 0..2000 {
+                let n = call % 37;
+                let done: Vec<AtomicU64> = (0..n).map(|_| AtomicU64::new(0)).collect();
+                pool.run(n, |k| {
+                    done[k].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    done.iter().all(|d| d.load(Ordering::Relaxed) == 1),
+                    "{n_threads} threads, {n} tasks"
+                );
+                if call % 500 == 0 {
+                    std::thread::sleep(3 * LOOKS); // the next call meets sleepers
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_of_a_task_reaches_the_caller_and_the_threads_live_on() {
+        let pool = Pool::new(3).unwrap();
+        for k in [0, 5, 19] {
+            let outcome =
+                catch_unwind(AssertUnwindSafe(|| pool.run(20, |task| assert!(task != k, "task {k}"))));
+            assert!(outcome.is_err(), "the panic of task {k} is passed on");
+        }
+        let sum = AtomicU64::new(0);
+        pool.run(10, |k| {
+            sum.fetch_add(k as u64, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 45);
+    }
+
+    #[test]
+    fn tasks_within_tasks_run_on_their_own_thread() {
+        let pool = Pool::new(2).unwrap();
+        let sum = AtomicU64::new(0);
+        pool.run(4, |_| {
+            pool.run(4, |_| {
+                sum.fetch_add(1, Ordering::Relaxed);
+            })
+        });
+        assert_eq!(sum.into_inner(), 16);
     }
 }

@@ -1,6 +1,7 @@
 //! The two number types of the CPU engine.
 
 use super::dense::{self, Raw};
+use super::walk::{self, Walk};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
@@ -44,6 +45,13 @@ pub trait Real:
     /// # Safety
     /// `raw` must come from [`dense::product`].
     unsafe fn product_kernel(raw: Raw<Self>);
+    /// Numbers in one vector of the instruction set in use.
+    fn lanes() -> usize;
+    /// Runs the kernel of [`walk`].
+    ///
+    /// # Safety
+    /// `raw` must come from there.
+    unsafe fn walk_kernel(raw: Walk<Self>);
 }
 
 impl Real for f64 {
@@ -111,6 +119,12 @@ impl Real for f64 {
     unsafe fn product_kernel(raw: Raw<f64>) {
         unsafe { dense::dispatch_f64(raw) }
     }
+    fn lanes() -> usize {
+        walk::lanes_f64()
+    }
+    unsafe fn walk_kernel(raw: Walk<f64>) {
+        unsafe { walk::dispatch_f64(raw) }
+    }
 }
 
 impl Real for f32 {
@@ -167,6 +181,12 @@ impl Real for f32 {
     }
     unsafe fn product_kernel(raw: Raw<f32>) {
         unsafe { dense::dispatch_f32(raw) }
+    }
+    fn lanes() -> usize {
+        walk::lanes_f32()
+    }
+    unsafe fn walk_kernel(raw: Walk<f32>) {
+        unsafe { walk::dispatch_f32(raw) }
     }
 }
 

@@ -102,6 +102,8 @@ pub unsafe trait Simd: Copy {
     unsafe fn store_partial(p: *mut Self::T, n: usize, v: Self::V);
     /// a * b + c
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// a * b - c
+    unsafe fn mul_sub(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     /// Asks for the cache line at `p`, which may lie anywhere.
     fn prefetch(p: *const Self::T);
@@ -146,6 +148,10 @@ macro_rules! portable {
                 std::array::from_fn(|k| a[k] * b[k] + c[k])
             }
             #[inline(always)]
+            unsafe fn mul_sub(a: [$t; 4], b: [$t; 4], c: [$t; 4]) -> [$t; 4] {
+                std::array::from_fn(|k| a[k] * b[k] - c[k])
+            }
+            #[inline(always)]
             unsafe fn add(a: [$t; 4], b: [$t; 4]) -> [$t; 4] {
                 std::array::from_fn(|k| a[k] + b[k])
             }
@@ -174,7 +180,7 @@ mod x86 {
     pub struct Avx2<T>(PhantomData<T>);
 
     macro_rules! avx512 {
-        ($t:ty, $v:ty, $lanes:literal, $mask:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $add:ident) => {
+        ($t:ty, $v:ty, $lanes:literal, $mask:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $fms:ident, $add:ident) => {
             // SAFETY: the trait's contract: AVX-512 is there and pointers are valid.
             unsafe impl Simd for Avx512<$t> {
                 type T = $t;
@@ -205,6 +211,10 @@ mod x86 {
                     unsafe { $fma(a, b, c) }
                 }
                 #[inline(always)]
+                unsafe fn mul_sub(a: $v, b: $v, c: $v) -> $v {
+                    unsafe { $fms(a, b, c) }
+                }
+                #[inline(always)]
                 unsafe fn add(a: $v, b: $v) -> $v {
                     unsafe { $add(a, b) }
                 }
@@ -227,6 +237,7 @@ mod x86 {
         _mm512_storeu_pd,
         _mm512_mask_storeu_pd,
         _mm512_fmadd_pd,
+        _mm512_fmsub_pd,
         _mm512_add_pd
     );
     avx512!(
@@ -240,11 +251,12 @@ mod x86 {
         _mm512_storeu_ps,
         _mm512_mask_storeu_ps,
         _mm512_fmadd_ps,
+        _mm512_fmsub_ps,
         _mm512_add_ps
     );
 
     macro_rules! avx2 {
-        ($t:ty, $v:ty, $lanes:literal, $int:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $add:ident) => {
+        ($t:ty, $v:ty, $lanes:literal, $int:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $fms:ident, $add:ident) => {
             // SAFETY: the trait's contract: AVX2 and FMA are there and pointers are valid.
             unsafe impl Simd for Avx2<$t> {
                 type T = $t;
@@ -277,6 +289,10 @@ mod x86 {
                     unsafe { $fma(a, b, c) }
                 }
                 #[inline(always)]
+                unsafe fn mul_sub(a: $v, b: $v, c: $v) -> $v {
+                    unsafe { $fms(a, b, c) }
+                }
+                #[inline(always)]
                 unsafe fn add(a: $v, b: $v) -> $v {
                     unsafe { $add(a, b) }
                 }
@@ -299,6 +315,7 @@ mod x86 {
         _mm256_storeu_pd,
         _mm256_maskstore_pd,
         _mm256_fmadd_pd,
+        _mm256_fmsub_pd,
         _mm256_add_pd
     );
     avx2!(
@@ -312,6 +329,7 @@ mod x86 {
         _mm256_storeu_ps,
         _mm256_maskstore_ps,
         _mm256_fmadd_ps,
+        _mm256_fmsub_ps,
         _mm256_add_ps
     );
 }
