@@ -124,15 +124,70 @@ multiversion! {
     }
 }
 
+/// CHUNK numbers from `first` on, in registers.
+#[inline(always)]
+fn chunk<T: Real>(x: &[T], first: usize) -> [T; CHUNK] {
+    let mut c = [T::ZERO; CHUNK];
+    c.copy_from_slice(&x[first..first + CHUNK]);
+    c
+}
+
+#[inline(always)]
+fn add_chunk<T: Real>(sum: &mut [T; CHUNK], x: &[T], first: usize) {
+    let x = &x[first..first + CHUNK];
+    for l in 0..CHUNK {
+        sum[l] += x[l];
+    }
+}
+
+#[inline(always)]
+fn fma_chunk<T: Real>(sum: &mut [T; CHUNK], a: T, x: &[T], first: usize) {
+    let x = &x[first..first + CHUNK];
+    for l in 0..CHUNK {
+        sum[l] = a.fma(x[l], sum[l]);
+    }
+}
+
+multiversion! {
+    /// Every row of y is `row`.
+    pub fn fill_rows<T: Real>(y: &mut [T], row: &[T]) {
+        let n = row.len();
+        let mut first = 0;
+        while first + CHUNK <= n {
+            let c = chunk(row, first);
+            for y in y.chunks_exact_mut(n) {
+                y[first..first + CHUNK].copy_from_slice(&c);
+            }
+            first += CHUNK;
+        }
+        if first < n {
+            for y in y.chunks_exact_mut(n) {
+                (first..n).for_each(|k| y[k] = row[k]);
+            }
+        }
+    }
+}
+
 multiversion! {
     /// y = sum of the rows of x, n numbers each; added where `add`.
     pub fn sum_rows<T: Real>(y: &mut [T], x: &[T], n: usize, add: bool) {
+        let y = &mut y[..n];
         if !add {
             y.fill(T::ZERO);
         }
-        let y = &mut y[..n];
-        for x in x.chunks_exact(n) {
-            each!(n, k, y[k] += x[k]);
+        let mut first = 0;
+        while first + CHUNK <= n {
+            let mut sum = chunk(y, first);
+            for x in x.chunks_exact(n) {
+                add_chunk(&mut sum, x, first);
+            }
+            y[first..first + CHUNK].copy_from_slice(&sum);
+            first += CHUNK;
+        }
+        if first < n {
+            for x in x.chunks_exact(n) {
+                (first..n).for_each(|k| y[k] += x[k]);
+            }
         }
     }
 }
@@ -141,9 +196,20 @@ multiversion! {
     /// y += the rows of x that `index` names.
     pub fn sum_gathered_add<T: Real>(y: &mut [T], x: &[T], index: &[u32], n: usize) {
         let y = &mut y[..n];
-        for p in index {
-            let x = &x[*p as usize * n..][..n];
-            each!(n, k, y[k] += x[k]);
+        let mut first = 0;
+        while first + CHUNK <= n {
+            let mut sum = chunk(y, first);
+            for p in index {
+                add_chunk(&mut sum, &x[*p as usize * n..][..n], first);
+            }
+            y[first..first + CHUNK].copy_from_slice(&sum);
+            first += CHUNK;
+        }
+        if first < n {
+            for p in index {
+                let x = &x[*p as usize * n..][..n];
+                (first..n).for_each(|k| y[k] += x[k]);
+            }
         }
     }
 }
@@ -152,10 +218,17 @@ multiversion! {
     /// y_c = sum_b w_(b c) e_b for each row: `c` channels, `b` radial functions.
     pub fn contract<T: Real>(y: &mut [T], w: &[T], e: &[T], c: usize, b: usize) {
         for ((y, w), e) in y.chunks_exact_mut(c).zip(w.chunks_exact(b * c)).zip(e.chunks_exact(b)) {
-            let w0 = &w[..c];
-            each!(c, k, y[k] = e[0] * w0[k]);
-            for (e, w) in e[1..].iter().zip(w[c..].chunks_exact(c)) {
-                each!(c, k, y[k] = e.fma(w[k], y[k]));
+            let mut first = 0;
+            while first + CHUNK <= c {
+                let mut sum = [T::ZERO; CHUNK];
+                for (e, w) in e.iter().zip(w.chunks_exact(c)) {
+                    fma_chunk(&mut sum, *e, w, first);
+                }
+                y[first..first + CHUNK].copy_from_slice(&sum);
+                first += CHUNK;
+            }
+            for k in first..c {
+                y[k] = e.iter().enumerate().map(|(b, e)| *e * w[b * c + k]).sum();
             }
         }
     }
@@ -167,9 +240,19 @@ multiversion! {
         let factors = e.chunks_exact(b).zip(f.chunks_exact(b));
         let rows = w.chunks_exact(b * c).zip(v.chunks_exact(b * c));
         for ((y, (w, v)), (e, f)) in y.chunks_exact_mut(c).zip(rows).zip(factors) {
-            y.fill(T::ZERO);
-            for ((e, f), (w, v)) in e.iter().zip(f).zip(w.chunks_exact(c).zip(v.chunks_exact(c))) {
-                each!(c, k, y[k] = e.fma(w[k], f.fma(v[k], y[k])));
+            let mut first = 0;
+            while first + CHUNK <= c {
+                let mut sum = [T::ZERO; CHUNK];
+                let parts = w.chunks_exact(c).zip(v.chunks_exact(c));
+                for ((e, f), (w, v)) in e.iter().zip(f).zip(parts) {
+                    fma_chunk(&mut sum, *e, w, first);
+                    fma_chunk(&mut sum, *f, v, first);
+                }
+                y[first..first + CHUNK].copy_from_slice(&sum);
+                first += CHUNK;
+            }
+            for k in first..c {
+                y[k] = (0..b).map(|l| e[l] * w[l * c + k] + f[l] * v[l * c + k]).sum();
             }
         }
     }
@@ -275,16 +358,6 @@ multiversion! {
         let n = s.len();
         for (dp, dy) in dp.chunks_exact_mut(n).zip(dy.chunks_exact(n)) {
             each!(n, k, dp[k] = s[k].fma(dy[k], dp[k]));
-        }
-    }
-}
-
-multiversion! {
-    /// b_k += sum of column k over all rows
-    pub fn column_sums_add<T: Real>(b: &mut [T], z: &[T], n: usize) {
-        let b = &mut b[..n];
-        for z in z.chunks_exact(n) {
-            each!(n, k, b[k] += z[k]);
         }
     }
 }

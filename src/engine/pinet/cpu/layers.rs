@@ -18,9 +18,7 @@ pub fn forward<T: Real>(t: &Task<T>, x: View, y: View, layer: &Layer, parts: usi
     let out = t.own_mut(y.buf, Value);
     let mut accumulate = Accumulate::Overwrite;
     if let Some(b) = t.b(layer) {
-        for row in out[gy.col..].chunks_mut(gy.ld) {
-            row[..gy.n].copy_from_slice(b);
-        }
+        gy.stretches().for_each(|(s, _)| fill_rows(&mut out[s], b));
         accumulate = Accumulate::Add;
     }
     multiply_by(out, gy, accumulate, t.own(x.buf, Value), gx, t.w(layer));
@@ -139,7 +137,7 @@ pub fn adjoint<T: Real>(t: &mut Task<T>, x: View, y: View, layer: &Layer, parts:
         outer(t.own(x.buf, Dot), de_z);
     }
     if layer.b.is_some() {
-        column_sums_add(&mut slot[layer.slot[1]..], dl_z, gy.n);
+        sum_rows(&mut slot[layer.slot[1]..], dl_z, gy.n, true);
     }
     if !constant {
         let gz = Grid { ld: gy.n, col: 0, ..gy };

@@ -26,6 +26,7 @@ pub fn forward<T: Real>(op: &Op, t: &mut Task<T>) {
 pub fn reverse<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
         Op::Dense { constant: true, .. } => {}
+        Op::PairInput { .. } if t.again => {}
         Op::Dense { x, y, ref layer, parts, .. } => layers::reverse(t, x, y, layer, parts),
         Op::PairInput { u, y, z, act, .. } => pairs::input_reverse(t, u, y, z, act),
         Op::Contract { w, y, n_basis } => pairs::contract_reverse(t, w, y, n_basis),
@@ -42,6 +43,7 @@ pub fn reverse<T: Real>(op: &Op, t: &mut Task<T>) {
 /// Changes along a direction.
 pub fn tangent<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
+        Op::Sum { .. } | Op::Turn { .. } if t.again => {}
         Op::Dense { x, y, ref layer, parts, .. } => layers::tangent(t, x, y, layer, parts),
         Op::PairInput { u, v, y, act, .. } => pairs::input_tangent(t, u, v, y, act),
         Op::Contract { w, y, n_basis } => pairs::contract_tangent(t, w, y, n_basis),

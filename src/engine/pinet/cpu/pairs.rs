@@ -102,6 +102,10 @@ pub fn contract_tangent<T: Real>(t: &Task<T>, w: Buf, y: Buf, b: usize) {
 }
 
 pub fn contract_reverse<T: Real>(t: &Task<T>, w: Buf, y: Buf, b: usize) {
+    if t.again {
+        let e = t.radial(&t.batch.e, b);
+        return contract_outer(t.own_mut(w, De), t.own(y, De), e, t.mem.width(y), b);
+    }
     let pairs = &t.block.pairs;
     // SAFETY: radial functions of the block's own pairs.
     let de = unsafe { t.de_e.part(pairs.start * b, pairs.len() * b) };
@@ -138,9 +142,7 @@ pub fn sum_back<T: Real>(t: &Task<T>, x: Buf, y: Buf, plane: Plane) {
     let first = t.block.pairs.start;
     for (sum, i) in sums.chunks_exact(n).zip(t.block.atoms.clone()) {
         let pairs = t.batch.pairs_of(i);
-        for row in rows[(pairs.start - first) * n..(pairs.end - first) * n].chunks_exact_mut(n) {
-            row.copy_from_slice(sum);
-        }
+        fill_rows(&mut rows[(pairs.start - first) * n..(pairs.end - first) * n], sum);
     }
 }
 
@@ -227,6 +229,9 @@ impl Turn {
 
     pub fn reverse<T: Real>(&self, t: &Task<T>) {
         self.to_s(t, De, Value, De);
+        if t.again {
+            return;
+        }
         self.to_first(t, De, Value, De);
         let size = t.batch.directions[self.direction].size;
         let pairs = &t.block.pairs;

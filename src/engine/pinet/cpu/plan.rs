@@ -121,7 +121,7 @@ fn needs_jets(act: Act) -> bool {
 
 impl Builder {
     fn buffer(&mut self, rows: Rows, width: usize, jets: bool) -> Buf {
-        self.shapes.push(Shape { rows, width, jets });
+        self.shapes.push(Shape { rows, width, jets, shared: false });
         Buf(self.shapes.len() - 1)
     }
 
@@ -208,6 +208,7 @@ impl Builder {
             let y = self.all(to);
             self.push(Rows::Atom, Op::Dense { x: q, y, layer, parts: 1, constant: q.buf.0 == 0 });
         }
+        self.shapes[z.0].shared = true;
         self.spread.push(Op::SpreadInput { v, z });
         self.end_atoms();
         let y = self.buffer(Rows::Pair, first.n_out, needs_jets(first.act));
@@ -323,6 +324,7 @@ impl Builder {
         let before = self.segments.len() - 2;
         for (k, tensor) in block.tensors.iter().enumerate() {
             if let [_, Some(p)] = mixed[k] {
+                self.shapes[part(k).buf.0].shared = true;
                 self.segments[before].ops.push(Op::SpreadTurn {
                     p,
                     s: part(k),
