@@ -301,6 +301,81 @@ multiversion! {
     }
 }
 
+multiversion! {
+    /// An adjoint through [`contract`] and the tanh before it: z_(b c) = dy_c e_b (1 - w_(b c)^2).
+    pub fn radial_back<T: Real>(z: &mut [T], dy: &[T], w: &[T], e: &[T], c: usize, b: usize) {
+        let rows = z.chunks_exact_mut(b * c).zip(w.chunks_exact(b * c));
+        for ((dy, (z, w)), e) in dy.chunks_exact(c).zip(rows).zip(e.chunks_exact(b)) {
+            let parts = z.chunks_exact_mut(c).zip(w.chunks_exact(c));
+            for (e, (z, w)) in e.iter().zip(parts) {
+                each!(c, k, z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]));
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// As [`radial_back`], and de_b += sum_c dy_c w_(b c).
+    pub fn radial_back_both<T: Real>(z: &mut [T], de: &mut [T], dy: &[T], w: &[T], e: &[T], c: usize, b: usize) {
+        let factors = e.chunks_exact(b).zip(de.chunks_exact_mut(b));
+        let rows = z.chunks_exact_mut(b * c).zip(w.chunks_exact(b * c));
+        for ((dy, (z, w)), (e, de)) in dy.chunks_exact(c).zip(rows).zip(factors) {
+            let parts = z.chunks_exact_mut(c).zip(w.chunks_exact(c));
+            for ((e, de), (z, w)) in e.iter().zip(de).zip(parts) {
+                let mut sums = [T::ZERO; CHUNK];
+                let mut first = 0;
+                while first + CHUNK <= c {
+                    for l in 0..CHUNK {
+                        let k = first + l;
+                        z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]);
+                        sums[l] = dy[k].fma(w[k], sums[l]);
+                    }
+                    first += CHUNK;
+                }
+                for k in first..c {
+                    z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]);
+                    sums[k - first] = dy[k].fma(w[k], sums[k - first]);
+                }
+                *de += sum_of(sums);
+            }
+        }
+    }
+}
+
+/// What both adjoints through a contraction and the tanh before it are made of.
+#[derive(Clone, Copy)]
+pub struct RadialAdjoint<'a, T> {
+    pub dl: &'a [T],
+    pub de: &'a [T],
+    pub w: &'a [T],
+    pub w_dot: &'a [T],
+    pub e: &'a [T],
+    pub e_dot: &'a [T],
+}
+
+multiversion! {
+    /// Both adjoints before the tanh: with g = de_c e_b, de_z = g w', dl_z = (dl_c e_b + de_c f_b) w' - 2 w w_dot g.
+    pub fn radial_adjoint<T: Real>(dl_z: &mut [T], de_z: &mut [T], a: RadialAdjoint<'_, T>, c: usize, b: usize) {
+        let rows = dl_z.chunks_exact_mut(b * c).zip(de_z.chunks_exact_mut(b * c));
+        for (r, (dl_z, de_z)) in rows.enumerate() {
+            let (dl, de) = (&a.dl[r * c..(r + 1) * c], &a.de[r * c..(r + 1) * c]);
+            for l in 0..b {
+                let (e, f) = (a.e[r * b + l], a.e_dot[r * b + l]);
+                let at = (r * b + l) * c;
+                let (w, w_dot) = (&a.w[at..at + c], &a.w_dot[at..at + c]);
+                let (dl_z, de_z) = (&mut dl_z[l * c..(l + 1) * c], &mut de_z[l * c..(l + 1) * c]);
+                each!(c, k, {
+                    let slope = T::ONE - w[k] * w[k];
+                    let g = de[k] * e;
+                    de_z[k] = g * slope;
+                    let h = dl[k].fma(e, de[k] * f);
+                    dl_z[k] = h.fma(slope, -(w[k] + w[k]) * w_dot[k] * g);
+                });
+            }
+        }
+    }
+}
+
 /// The sum of a chunk, halves first.
 #[inline(always)]
 pub fn sum_of<T: Real>(sums: [T; CHUNK]) -> T {

@@ -32,7 +32,7 @@ use task::Task;
 pub struct PinetCpu<T> {
     model: Arc<PinetModel>,
     plan: Plan,
-    pool: Pool,
+    pool: Arc<Pool>,
     forces: bool,
     batch: Batch<T>,
     memory: Memory<T>,
@@ -82,7 +82,7 @@ impl<T: Real> PinetCpu<T> {
         Ok(PinetCpu {
             plan: Plan::new(&model),
             model,
-            pool: Pool::new(threads)?,
+            pool: Arc::new(Pool::new(threads)?),
             forces,
             batch: Batch::default(),
             memory: Memory::default(),
@@ -272,8 +272,8 @@ impl<T: Real> PinetCpu<T> {
     }
 }
 
-impl<T: Real> PinetEngine for PinetCpu<T> {
-    fn evaluate(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
+impl<T: Real> PinetCpu<T> {
+    fn first_pass(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
         assert_eq!(params.len(), self.model.n_params(), "parameters of this network");
         self.batch.fill(batch, &self.plan.sizes, self.forces);
         let most = self.batch.most_rows();
@@ -300,7 +300,7 @@ impl<T: Real> PinetEngine for PinetCpu<T> {
         }
     }
 
-    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&PinetFrame], seeds: &PinetSeeds) {
+    fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&PinetFrame], seeds: &PinetSeeds) {
         assert_eq!(grad.len(), params.len(), "a gradient for every parameter");
         assert_eq!(batch.len(), self.batch.n_structures(), "the batch that was evaluated");
         grad.fill(0.0);
@@ -324,5 +324,15 @@ impl<T: Real> PinetEngine for PinetCpu<T> {
             self.run(s, Pass::Adjoint);
             self.deliver(grad, &self.plan.segments[s]);
         }
+    }
+}
+
+impl<T: Real> PinetEngine for PinetCpu<T> {
+    fn evaluate(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
+        self.pool.clone().enter(|| self.first_pass(out, params, batch));
+    }
+
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&PinetFrame], seeds: &PinetSeeds) {
+        self.pool.clone().enter(|| self.second_pass(grad, params, batch, seeds));
     }
 }

@@ -1,5 +1,6 @@
 //! One operation on one block, in each of the four passes.
 
+use super::layers::Radial;
 use super::memory::Plane::*;
 use super::pairs::Turn;
 use super::plan::Op;
@@ -12,6 +13,7 @@ pub fn forward<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
         Op::Dense { x, y, ref layer, parts, .. } => layers::forward(t, x, y, layer, parts),
         Op::PairInput { u, v, y, act, .. } => pairs::input_forward(t, u, v, y, act),
+        Op::Radial { x, w, y, ref layer, n_basis } => Radial { x, w, y, layer, n_basis }.forward(t),
         Op::Contract { w, y, n_basis } => pairs::contract_forward(t, w, y, n_basis),
         Op::Sum { x, y } => pairs::sum_forward(t, x, y, Value),
         Op::Turn { p, a, direction, s, y } => Turn { p, a, direction, s, y }.forward(t),
@@ -29,6 +31,7 @@ pub fn reverse<T: Real>(op: &Op, t: &mut Task<T>) {
         Op::PairInput { .. } if t.again => {}
         Op::Dense { x, y, ref layer, parts, .. } => layers::reverse(t, x, y, layer, parts),
         Op::PairInput { u, y, z, act, .. } => pairs::input_reverse(t, u, y, z, act),
+        Op::Radial { x, w, y, ref layer, n_basis } => Radial { x, w, y, layer, n_basis }.reverse(t),
         Op::Contract { w, y, n_basis } => pairs::contract_reverse(t, w, y, n_basis),
         Op::Sum { x, y } => pairs::sum_back(t, x, y, De),
         Op::Turn { p, a, direction, s, y } => Turn { p, a, direction, s, y }.reverse(t),
@@ -46,6 +49,7 @@ pub fn tangent<T: Real>(op: &Op, t: &mut Task<T>) {
         Op::Sum { .. } | Op::Turn { .. } if t.again => {}
         Op::Dense { x, y, ref layer, parts, .. } => layers::tangent(t, x, y, layer, parts),
         Op::PairInput { u, v, y, act, .. } => pairs::input_tangent(t, u, v, y, act),
+        Op::Radial { x, w, y, ref layer, n_basis } => Radial { x, w, y, layer, n_basis }.tangent(t),
         Op::Contract { w, y, n_basis } => pairs::contract_tangent(t, w, y, n_basis),
         Op::Sum { x, y } => pairs::sum_forward(t, x, y, Dot),
         Op::Turn { p, a, direction, s, y } => Turn { p, a, direction, s, y }.tangent(t),
@@ -61,6 +65,7 @@ pub fn adjoint<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
         Op::Dense { x, y, ref layer, parts, constant } => layers::adjoint(t, x, y, layer, parts, constant),
         Op::PairInput { u, y, z, act, .. } => pairs::input_adjoint(t, u, y, z, act),
+        Op::Radial { x, w, y, ref layer, n_basis } => Radial { x, w, y, layer, n_basis }.adjoint(t),
         Op::Contract { w, y, n_basis } => pairs::contract_adjoint(t, w, y, n_basis),
         Op::Sum { x, y } => pairs::sum_back(t, x, y, Dl),
         Op::Turn { p, a, direction, s, y } => Turn { p, a, direction, s, y }.adjoint(t),

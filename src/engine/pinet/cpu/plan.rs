@@ -44,6 +44,8 @@ pub enum Op {
     PairInput { u: Buf, v: Buf, y: Buf, z: Buf, act: Act },
     /// y_c = sum_b w_(b c) e_b
     Contract { w: Buf, y: Buf, n_basis: usize },
+    /// Both at once, with the tanh between them: w = tanh(x W + b), y_c = sum_b w_(b c) e_b
+    Radial { x: View, w: Buf, y: Buf, layer: Layer, n_basis: usize },
     /// y_i = sum of the pairs of i
     Sum { x: Buf, y: Buf },
     /// y_i = sum over pairs of (p_j + a_i + d) s, with directions d of one size
@@ -214,12 +216,29 @@ impl Builder {
         let y = self.buffer(Rows::Pair, first.n_out, needs_jets(first.act));
         self.push(Rows::Pair, Op::PairInput { u, v, y, z, act: first.act });
         let mut w = self.all(y);
-        for (k, dense) in rest.iter().enumerate() {
-            let radial = if k + 1 == rest.len() { self.n_basis } else { 1 };
-            w = self.dense(w, dense, radial);
-        }
-        let i = self.buffer(Rows::Pair, w.width / self.n_basis, false);
-        self.push(Rows::Pair, Op::Contract { w: w.buf, y: i, n_basis: self.n_basis });
+        let (last, hidden) = match rest.split_last() {
+            Some((last, hidden)) => (Some(last), hidden),
+            None => (None, rest),
+        };
+        w = self.chain(w, hidden);
+        let channels = |width: usize, n_basis: usize| width / n_basis;
+        let i = match last {
+            Some(dense) if dense.act == Act::Tanh => {
+                let i = self.buffer(Rows::Pair, channels(dense.n_out, self.n_basis), false);
+                let (x, to) = (w, self.buffer(Rows::Pair, dense.n_out, false));
+                let layer = self.layer(dense, 0, dense.n_in, true, self.n_basis);
+                self.push(Rows::Pair, Op::Radial { x, w: to, y: i, layer, n_basis: self.n_basis });
+                i
+            }
+            _ => {
+                if let Some(dense) = last {
+                    w = self.dense(w, dense, self.n_basis);
+                }
+                let i = self.buffer(Rows::Pair, channels(w.width, self.n_basis), false);
+                self.push(Rows::Pair, Op::Contract { w: w.buf, y: i, n_basis: self.n_basis });
+                i
+            }
+        };
         let i = self.all(i);
         self.chain(i, &block.ii)
     }

@@ -8,7 +8,7 @@ impl Segment {
     /// The layers of the segment.
     pub fn layers(&self) -> impl Iterator<Item = &Layer> {
         self.ops.iter().filter_map(|op| match op {
-            Op::Dense { layer, .. } => Some(layer),
+            Op::Dense { layer, .. } | Op::Radial { layer, .. } => Some(layer),
             _ => None,
         })
     }
