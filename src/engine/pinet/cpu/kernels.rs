@@ -96,21 +96,36 @@ multiversion! {
 /// Numbers of a chunk: one vector of float32, two of float64.
 const CHUNK: usize = 16;
 
-/// One statement for every element of rows of equal length: in chunks, then one by one.
+/// One statement for every element of rows of `n` numbers: in chunks of a length that the compiler knows, then the
+/// rest. The first list names what is written, the second what is read.
 macro_rules! each {
-    ($n:expr, $k:ident, $body:expr) => {{
+    ($n:expr, [$($out:ident),*], [$($x:ident),*], $k:ident, $body:expr) => {{
         let n = $n;
         let mut first = 0;
         while first + CHUNK <= n {
-            for $k in first..first + CHUNK {
+            $(let $out = &mut $out[first..first + CHUNK];)*
+            $(let $x = &$x[first..first + CHUNK];)*
+            for $k in 0..CHUNK {
                 $body
             }
             first += CHUNK;
         }
-        for $k in first..n {
+        $(let $out = &mut $out[first..n];)*
+        $(let $x = &$x[first..n];)*
+        for $k in 0..n - first {
             $body
         }
     }};
+}
+
+multiversion! {
+    /// y = tanh(y + b) for rows of the length of b
+    pub fn tanh_rows<T: Real>(y: &mut [T], b: &[T]) {
+        let n = b.len();
+        for y in y.chunks_exact_mut(n) {
+            each!(n, [y], [b], k, y[k] = (y[k] + b[k]).tanh());
+        }
+    }
 }
 
 multiversion! {
@@ -119,7 +134,7 @@ multiversion! {
         for (y, (i, j)) in y.chunks_exact_mut(n).zip(i.iter().zip(j)) {
             let u = &u[*i as usize * n..][..n];
             let v = &v[*j as usize * n..][..n];
-            each!(n, k, y[k] = u[k] + v[k]);
+            each!(n, [y], [u, v], k, y[k] = u[k] + v[k]);
         }
     }
 }
@@ -267,9 +282,9 @@ multiversion! {
             let parts = dw.chunks_exact_mut(c).zip(w.chunks_exact(c));
             for ((e, de), (dw, w)) in e.iter().zip(de).zip(parts) {
                 let mut sums = [T::ZERO; CHUNK];
-                each!(c, k, {
+                each!(c, [dw], [dy, w], k, {
                     dw[k] = dy[k] * *e;
-                    sums[k % CHUNK] = dy[k].fma(w[k], sums[k % CHUNK]);
+                    sums[k] = dy[k].fma(w[k], sums[k]);
                 });
                 *de += sum_of(sums);
             }
@@ -284,7 +299,7 @@ multiversion! {
         let rows = dl.chunks_exact(c).zip(de.chunks_exact(c));
         for ((dw, (dl, de)), (e, f)) in dw.chunks_exact_mut(b * c).zip(rows).zip(factors) {
             for ((e, f), dw) in e.iter().zip(f).zip(dw.chunks_exact_mut(c)) {
-                each!(c, k, dw[k] = dl[k].fma(*e, de[k] * *f));
+                each!(c, [dw], [dl, de], k, dw[k] = dl[k].fma(*e, de[k] * *f));
             }
         }
     }
@@ -295,7 +310,7 @@ multiversion! {
     pub fn contract_outer<T: Real>(dw: &mut [T], dl: &[T], e: &[T], c: usize, b: usize) {
         for ((dw, dl), e) in dw.chunks_exact_mut(b * c).zip(dl.chunks_exact(c)).zip(e.chunks_exact(b)) {
             for (e, dw) in e.iter().zip(dw.chunks_exact_mut(c)) {
-                each!(c, k, dw[k] = dl[k] * *e);
+                each!(c, [dw], [dl], k, dw[k] = dl[k] * *e);
             }
         }
     }
@@ -308,7 +323,7 @@ multiversion! {
         for ((dy, (z, w)), e) in dy.chunks_exact(c).zip(rows).zip(e.chunks_exact(b)) {
             let parts = z.chunks_exact_mut(c).zip(w.chunks_exact(c));
             for (e, (z, w)) in e.iter().zip(parts) {
-                each!(c, k, z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]));
+                each!(c, [z], [dy, w], k, z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]));
             }
         }
     }
@@ -323,19 +338,10 @@ multiversion! {
             let parts = z.chunks_exact_mut(c).zip(w.chunks_exact(c));
             for ((e, de), (z, w)) in e.iter().zip(de).zip(parts) {
                 let mut sums = [T::ZERO; CHUNK];
-                let mut first = 0;
-                while first + CHUNK <= c {
-                    for l in 0..CHUNK {
-                        let k = first + l;
-                        z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]);
-                        sums[l] = dy[k].fma(w[k], sums[l]);
-                    }
-                    first += CHUNK;
-                }
-                for k in first..c {
+                each!(c, [z], [dy, w], k, {
                     z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]);
-                    sums[k - first] = dy[k].fma(w[k], sums[k - first]);
-                }
+                    sums[k] = dy[k].fma(w[k], sums[k]);
+                });
                 *de += sum_of(sums);
             }
         }
@@ -364,7 +370,7 @@ multiversion! {
                 let at = (r * b + l) * c;
                 let (w, w_dot) = (&a.w[at..at + c], &a.w_dot[at..at + c]);
                 let (dl_z, de_z) = (&mut dl_z[l * c..(l + 1) * c], &mut de_z[l * c..(l + 1) * c]);
-                each!(c, k, {
+                each!(c, [dl_z, de_z], [dl, de, w, w_dot], k, {
                     let slope = T::ONE - w[k] * w[k];
                     let g = de[k] * e;
                     de_z[k] = g * slope;
@@ -412,7 +418,7 @@ multiversion! {
     pub fn turn_add<T: Real>(y: &mut [T], t: Turned<'_, T>, s: &[T]) {
         let n = s.len();
         for (x, y) in y.chunks_exact_mut(n).enumerate() {
-            each!(n, k, y[k] = t.at(x, k, n).fma(s[k], y[k]));
+            (0..n).for_each(|k| y[k] = t.at(x, k, n).fma(s[k], y[k]));
         }
     }
 }
@@ -422,7 +428,7 @@ multiversion! {
     pub fn turn_back_add<T: Real>(ds: &mut [T], t: Turned<'_, T>, dy: &[T]) {
         let n = ds.len();
         for (x, dy) in dy.chunks_exact(n).enumerate() {
-            each!(n, k, ds[k] = t.at(x, k, n).fma(dy[k], ds[k]));
+            (0..n).for_each(|k| ds[k] = t.at(x, k, n).fma(dy[k], ds[k]));
         }
     }
 }
@@ -432,7 +438,7 @@ multiversion! {
     pub fn spread_add<T: Real>(dp: &mut [T], s: &[T], dy: &[T]) {
         let n = s.len();
         for (dp, dy) in dp.chunks_exact_mut(n).zip(dy.chunks_exact(n)) {
-            each!(n, k, dp[k] = s[k].fma(dy[k], dp[k]));
+            each!(n, [dp], [s, dy], k, dp[k] = s[k].fma(dy[k], dp[k]));
         }
     }
 }

@@ -18,14 +18,18 @@ pub fn forward<T: Real>(t: &Task<T>, x: View, y: View, layer: &Layer, parts: usi
     }
     let out = t.own_mut(y.buf, Value);
     let mut accumulate = Accumulate::Overwrite;
-    if let Some(b) = t.b(layer) {
+    let bias = t.b(layer);
+    if let Some(b) = bias.filter(|_| layer.act != Act::Tanh) {
         gy.stretches().for_each(|(s, _)| fill_rows(&mut out[s], b));
         accumulate = Accumulate::Add;
     }
     multiply_by(out, gy, accumulate, t.own(x.buf, Value), gx, t.w(layer));
     match layer.act {
         Act::Linear => {}
-        Act::Tanh => gy.stretches().for_each(|(s, _)| tanh_all(&mut out[s])),
+        Act::Tanh => gy.stretches().for_each(|(s, _)| match bias {
+            Some(b) => tanh_rows(&mut out[s], b),
+            None => tanh_all(&mut out[s]),
+        }),
         act => {
             let (d, dd) = (t.own_mut(y.buf, Slope), t.own_mut(y.buf, Curve));
             gy.stretches().for_each(|(s, _)| jets(&mut out[s.clone()], &mut d[s.clone()], &mut dd[s], act));
