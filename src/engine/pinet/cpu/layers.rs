@@ -134,7 +134,8 @@ pub fn adjoint<T: Real>(t: &mut Task<T>, x: View, y: View, layer: &Layer, parts:
     t.scratch = scratch;
 }
 
-/// dL/dW, dL/db and dL/dx from both adjoints of the pre-activations, rows without gaps.
+/// dL/dW, dL/db and dL/dx from both adjoints of the pre-activations, rows without gaps. `de_z` is empty where x does
+/// not move.
 fn deliver<T: Real>(
     t: &mut Task<T>,
     x: View,
@@ -152,7 +153,7 @@ fn deliver<T: Real>(
         product(gradient, n, Accumulate::Add, a, z, n, m, n, k);
     };
     outer(t.own(x.buf, Value), dl_z);
-    if t.forces {
+    if t.forces && !de_z.is_empty() {
         outer(t.own(x.buf, Dot), de_z);
     }
     if layer.b.is_some() {
@@ -173,6 +174,8 @@ pub struct Radial<'a> {
     pub y: Buf,
     pub layer: &'a Layer,
     pub n_basis: usize,
+    /// Whether x does not move: then only radial functions carry changes.
+    pub still: bool,
 }
 
 impl Radial<'_> {
@@ -186,11 +189,19 @@ impl Radial<'_> {
     }
 
     pub fn tangent<T: Real>(&self, t: &Task<T>) {
+        if self.still {
+            let (c, b) = (t.mem.width(self.y), self.n_basis);
+            let e_dot = t.radial(&t.batch.e_dot, b);
+            return contract(t.own_mut(self.y, Dot), t.own(self.w, Value), e_dot, c, b);
+        }
         tangent(t, self.x, self.all(), self.layer, 1);
         contract_tangent(t, self.w, self.y, self.n_basis);
     }
 
     pub fn reverse<T: Real>(&self, t: &mut Task<T>) {
+        if self.still && t.again {
+            return;
+        }
         let (gx, c, b) = (Grid::new(t, self.x, 1), t.mem.width(self.y), self.n_basis);
         let scratch = std::mem::take(&mut t.scratch);
         let z = &mut scratch[..gx.rows * self.layer.n_out];
@@ -205,7 +216,7 @@ impl Radial<'_> {
             }
         }
         let gz = Grid { rows: gx.rows, n: self.layer.n_out, ld: self.layer.n_out, col: 0 };
-        if gx.rows > 0 {
+        if gx.rows > 0 && !self.still {
             let to = t.own_mut(self.x.buf, De);
             multiply_by(to, gx, Accumulate::Overwrite, z, gz, t.w_transposed(self.layer));
         }
@@ -221,12 +232,18 @@ impl Radial<'_> {
         let (dl_z, de_z) = scratch[..2 * gx.rows * self.layer.n_out].split_at_mut(gx.rows * self.layer.n_out);
         let (dl, w, e) = (t.own(self.y, Dl), t.own(self.w, Value), t.radial(&t.batch.e, b));
         match t.forces {
+            true if self.still => {
+                let e_dot = t.radial(&t.batch.e_dot, b);
+                contract_both_back(dl_z, dl, e, t.own(self.y, De), e_dot, c, b);
+                scale_by_tanh_slope(dl_z, w);
+            }
             true => {
                 let (de, w_dot, e_dot) = (t.own(self.y, De), t.own(self.w, Dot), t.radial(&t.batch.e_dot, b));
                 radial_adjoint(dl_z, de_z, RadialAdjoint { dl, de, w, w_dot, e, e_dot }, c, b);
             }
             false => radial_back(dl_z, dl, w, e, c, b),
         }
+        let de_z: &[T] = if self.still { &[] } else { de_z };
         deliver(t, self.x, gx, self.layer, dl_z, de_z, false);
         t.scratch = scratch;
     }

@@ -15,6 +15,8 @@ mod ops;
 mod weights;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod physics;
 
 use super::pool::pool;
 use super::{PinetEngine, PinetFrame, PinetPrediction, PinetSeeds};

@@ -40,12 +40,15 @@ pub struct Layer {
 pub enum Op {
     /// y = act(x W + b) on `parts` rows for each atom or pair. `constant`: nothing is passed back to x.
     Dense { x: View, y: View, layer: Layer, parts: usize, constant: bool },
-    /// y = act(u_i + v_j); `z` keeps dE and dL before the activation.
-    PairInput { u: Buf, v: Buf, y: Buf, z: Buf, act: Act },
+    /// y = act(u_i + v_j); `z` keeps dE and dL before the activation. `still`: it does not depend on positions, so
+    /// that neither changes nor dE are needed.
+    PairInput { u: Buf, v: Buf, y: Buf, z: Buf, act: Act, still: bool },
     /// y_c = sum_b w_(b c) e_b
     Contract { w: Buf, y: Buf, n_basis: usize },
     /// Both at once, with the tanh between them: w = tanh(x W + b), y_c = sum_b w_(b c) e_b
-    Radial { x: View, w: Buf, y: Buf, layer: Layer, n_basis: usize },
+    ///
+    /// `still`: x does not depend on positions.
+    Radial { x: View, w: Buf, y: Buf, layer: Layer, n_basis: usize, still: bool },
     /// y_i = sum of the pairs of i
     Sum { x: Buf, y: Buf },
     /// y_i = sum over pairs of (p_j + a_i + d) s, with directions d of one size
@@ -57,7 +60,7 @@ pub enum Op {
     /// y = q u, one u for all components
     Scale { q: Buf, u: View, y: Buf, size: usize },
     /// Brings adjoints of pairs back to their second atom: v of [`Op::PairInput`].
-    SpreadInput { v: Buf, z: Buf },
+    SpreadInput { v: Buf, z: Buf, still: bool },
     /// The same for p of [`Op::Turn`].
     SpreadTurn { p: Buf, s: View, y: Buf, size: usize },
 }
@@ -211,10 +214,12 @@ impl Builder {
             self.push(Rows::Atom, Op::Dense { x: q, y, layer, parts: 1, constant: q.buf.0 == 0 });
         }
         self.shapes[z.0].shared = true;
-        self.spread.push(Op::SpreadInput { v, z });
+        // In the first block pairs of atoms know elements only, up to where radial functions come in.
+        let still = q.buf.0 == 0 && matches!(rest, [last] if last.act == Act::Tanh);
+        self.spread.push(Op::SpreadInput { v, z, still });
         self.end_atoms();
         let y = self.buffer(Rows::Pair, first.n_out, needs_jets(first.act));
-        self.push(Rows::Pair, Op::PairInput { u, v, y, z, act: first.act });
+        self.push(Rows::Pair, Op::PairInput { u, v, y, z, act: first.act, still });
         let mut w = self.all(y);
         let (last, hidden) = match rest.split_last() {
             Some((last, hidden)) => (Some(last), hidden),
@@ -227,7 +232,7 @@ impl Builder {
                 let i = self.buffer(Rows::Pair, channels(dense.n_out, self.n_basis), false);
                 let (x, to) = (w, self.buffer(Rows::Pair, dense.n_out, false));
                 let layer = self.layer(dense, 0, dense.n_in, true, self.n_basis);
-                self.push(Rows::Pair, Op::Radial { x, w: to, y: i, layer, n_basis: self.n_basis });
+                self.push(Rows::Pair, Op::Radial { x, w: to, y: i, layer, n_basis: self.n_basis, still });
                 i
             }
             _ => {
