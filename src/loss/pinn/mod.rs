@@ -203,7 +203,7 @@ impl PinnLoss {
             ModelOptions::Potential(o) if o.separate_errors => {
                 let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
                 rng.set_stream(1 + 2 * step);
-                Some((u128::from(rng.next_u64()) * self.n_terms() as u128 >> 64) as usize)
+                Some(((u128::from(rng.next_u64()) * self.n_terms() as u128) >> 64) as usize)
             }
             _ => None,
         }

@@ -129,7 +129,7 @@ fn some_of(mask: Vec<bool>, most: usize, key: [u64; 2]) -> Vec<bool> {
     rng.set_stream(key[1] << 1);
     let mut chosen = vec![false; mask.len()];
     for n in 0..most.min(left.len()) {
-        let k = n + (u128::from(rng.next_u64()) * (left.len() - n) as u128 >> 64) as usize;
+        let k = n + ((u128::from(rng.next_u64()) * (left.len() - n) as u128) >> 64) as usize;
         left.swap(n, k);
         chosen[left[n]] = true;
     }

@@ -99,7 +99,8 @@ fn seeds_are_the_derivatives_of_the_loss() {
         };
         let mut seeds = PinetSeeds::default();
         let value = of(&out, &mut seeds);
-        let kinds: [(&str, fn(&mut PinetPrediction) -> &mut [f64], &[f64]); 4] = [
+        type Field = fn(&mut PinetPrediction) -> &mut [f64];
+        let kinds: [(&str, Field, &[f64]); 4] = [
             ("energy", |out| &mut out.energy, &seeds.dl_energy),
             ("atomic", |out| &mut out.atomic, &seeds.dl_atomic),
             ("force", |out| &mut out.force, &seeds.dl_force),

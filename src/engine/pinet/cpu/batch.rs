@@ -5,12 +5,14 @@ use crate::engine::pinet::PinetFrame;
 use crate::engine::pinet::geometry::{tensor, tensor_backward, tensor_tangent, unit, unit_tangent};
 use std::ops::Range;
 
-/// Pairs that a block has at least, unless atoms run out: what fits a core's cache in all passes.
-const PAIRS: usize = 192;
+/// Pairs that a block has at least, unless atoms run out: their widest matrix fits the first cache of a core.
+const PAIRS: usize = 64;
 /// Atoms that a block has at most.
 const ATOMS: usize = 64;
+/// Atoms of a block of a segment without pairs.
+const ATOMS_ALONE: usize = 16;
 /// Groups of blocks at most; each sums its own part of a gradient.
-const GROUPS: usize = 32;
+const GROUPS: usize = 16;
 
 /// Whole atoms with all their pairs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub struct Batch<T> {
     /// `[n_pairs]` dE/dd
     pub de_d: Vec<[f64; 3]>,
     pub blocks: Vec<Block>,
+    /// Blocks of segments that are about atoms alone; their pairs are none.
+    pub atom_blocks: Vec<Block>,
 }
 
 /// Unit vectors or tensors of pairs.
@@ -55,6 +59,11 @@ pub struct Direction<T> {
     pub value: Vec<T>,
     pub dot: Vec<T>,
     pub de: Vec<T>,
+}
+
+/// Part `g` of `n` about equal parts.
+fn part_of(blocks: &[Block], g: usize, n: usize) -> &[Block] {
+    &blocks[g * blocks.len() / n..(g + 1) * blocks.len() / n]
 }
 
 impl<T: Real> Batch<T> {
@@ -78,6 +87,12 @@ impl<T: Real> Batch<T> {
         &self.by_j[self.start_j[j] as usize..self.start_j[j + 1] as usize]
     }
 
+    /// Atoms or pairs of the largest block.
+    pub fn most_rows(&self) -> usize {
+        let all = self.blocks.iter().chain(&self.atom_blocks);
+        all.map(|b| b.atoms.len().max(b.pairs.len())).max().unwrap_or(0)
+    }
+
     /// Groups of blocks: one task each. They depend on the batch alone, never on the number of threads.
     pub fn n_groups(&self) -> usize {
         (self.blocks.len() / 4).clamp(1, GROUPS)
@@ -85,8 +100,12 @@ impl<T: Real> Batch<T> {
 
     /// The blocks of a group.
     pub fn group(&self, g: usize) -> &[Block] {
-        let (n, groups) = (self.blocks.len(), self.n_groups());
-        &self.blocks[g * n / groups..(g + 1) * n / groups]
+        part_of(&self.blocks, g, self.n_groups())
+    }
+
+    /// The blocks of atoms alone of a group.
+    pub fn atom_group(&self, g: usize) -> &[Block] {
+        part_of(&self.atom_blocks, g, self.n_groups())
     }
 
     /// Joins structures. `sizes`: of the tensors that the network has; `forces`: whether derivatives follow.
@@ -154,6 +173,11 @@ impl<T: Real> Batch<T> {
     /// Cuts atoms into blocks.
     fn cut(&mut self) {
         self.blocks.clear();
+        self.atom_blocks.clear();
+        for first in (0..self.n_atoms()).step_by(ATOMS_ALONE) {
+            let atoms = first..self.n_atoms().min(first + ATOMS_ALONE);
+            self.atom_blocks.push(Block { atoms, pairs: 0..0 });
+        }
         let mut first = 0;
         for i in 0..self.n_atoms() {
             let pairs = (self.start[i + 1] - self.start[first]) as usize;

@@ -96,21 +96,36 @@ multiversion! {
 /// Numbers of a chunk: one vector of float32, two of float64.
 const CHUNK: usize = 16;
 
-/// One statement for every element of rows of equal length: in chunks, then one by one.
+/// One statement for every element of rows of `n` numbers: in chunks of a length that the compiler knows, then the
+/// rest. The first list names what is written, the second what is read.
 macro_rules! each {
-    ($n:expr, $k:ident, $body:expr) => {{
+    ($n:expr, [$($out:ident),*], [$($x:ident),*], $k:ident, $body:expr) => {{
         let n = $n;
         let mut first = 0;
         while first + CHUNK <= n {
-            for $k in first..first + CHUNK {
+            $(let $out = &mut $out[first..first + CHUNK];)*
+            $(let $x = &$x[first..first + CHUNK];)*
+            for $k in 0..CHUNK {
                 $body
             }
             first += CHUNK;
         }
-        for $k in first..n {
+        $(let $out = &mut $out[first..n];)*
+        $(let $x = &$x[first..n];)*
+        for $k in 0..n - first {
             $body
         }
     }};
+}
+
+multiversion! {
+    /// y = tanh(y + b) for rows of the length of b
+    pub fn tanh_rows<T: Real>(y: &mut [T], b: &[T]) {
+        let n = b.len();
+        for y in y.chunks_exact_mut(n) {
+            each!(n, [y], [b], k, y[k] = (y[k] + b[k]).tanh());
+        }
+    }
 }
 
 multiversion! {
@@ -119,7 +134,51 @@ multiversion! {
         for (y, (i, j)) in y.chunks_exact_mut(n).zip(i.iter().zip(j)) {
             let u = &u[*i as usize * n..][..n];
             let v = &v[*j as usize * n..][..n];
-            each!(n, k, y[k] = u[k] + v[k]);
+            each!(n, [y], [u, v], k, y[k] = u[k] + v[k]);
+        }
+    }
+}
+
+/// CHUNK numbers from `first` on, in registers.
+#[inline(always)]
+fn chunk<T: Real>(x: &[T], first: usize) -> [T; CHUNK] {
+    let mut c = [T::ZERO; CHUNK];
+    c.copy_from_slice(&x[first..first + CHUNK]);
+    c
+}
+
+#[inline(always)]
+fn add_chunk<T: Real>(sum: &mut [T; CHUNK], x: &[T], first: usize) {
+    let x = &x[first..first + CHUNK];
+    for l in 0..CHUNK {
+        sum[l] += x[l];
+    }
+}
+
+#[inline(always)]
+fn fma_chunk<T: Real>(sum: &mut [T; CHUNK], a: T, x: &[T], first: usize) {
+    let x = &x[first..first + CHUNK];
+    for l in 0..CHUNK {
+        sum[l] = a.fma(x[l], sum[l]);
+    }
+}
+
+multiversion! {
+    /// Every row of y is `row`.
+    pub fn fill_rows<T: Real>(y: &mut [T], row: &[T]) {
+        let n = row.len();
+        let mut first = 0;
+        while first + CHUNK <= n {
+            let c = chunk(row, first);
+            for y in y.chunks_exact_mut(n) {
+                y[first..first + CHUNK].copy_from_slice(&c);
+            }
+            first += CHUNK;
+        }
+        if first < n {
+            for y in y.chunks_exact_mut(n) {
+                (first..n).for_each(|k| y[k] = row[k]);
+            }
         }
     }
 }
@@ -127,12 +186,23 @@ multiversion! {
 multiversion! {
     /// y = sum of the rows of x, n numbers each; added where `add`.
     pub fn sum_rows<T: Real>(y: &mut [T], x: &[T], n: usize, add: bool) {
+        let y = &mut y[..n];
         if !add {
             y.fill(T::ZERO);
         }
-        let y = &mut y[..n];
-        for x in x.chunks_exact(n) {
-            each!(n, k, y[k] += x[k]);
+        let mut first = 0;
+        while first + CHUNK <= n {
+            let mut sum = chunk(y, first);
+            for x in x.chunks_exact(n) {
+                add_chunk(&mut sum, x, first);
+            }
+            y[first..first + CHUNK].copy_from_slice(&sum);
+            first += CHUNK;
+        }
+        if first < n {
+            for x in x.chunks_exact(n) {
+                (first..n).for_each(|k| y[k] += x[k]);
+            }
         }
     }
 }
@@ -141,9 +211,20 @@ multiversion! {
     /// y += the rows of x that `index` names.
     pub fn sum_gathered_add<T: Real>(y: &mut [T], x: &[T], index: &[u32], n: usize) {
         let y = &mut y[..n];
-        for p in index {
-            let x = &x[*p as usize * n..][..n];
-            each!(n, k, y[k] += x[k]);
+        let mut first = 0;
+        while first + CHUNK <= n {
+            let mut sum = chunk(y, first);
+            for p in index {
+                add_chunk(&mut sum, &x[*p as usize * n..][..n], first);
+            }
+            y[first..first + CHUNK].copy_from_slice(&sum);
+            first += CHUNK;
+        }
+        if first < n {
+            for p in index {
+                let x = &x[*p as usize * n..][..n];
+                (first..n).for_each(|k| y[k] += x[k]);
+            }
         }
     }
 }
@@ -152,10 +233,17 @@ multiversion! {
     /// y_c = sum_b w_(b c) e_b for each row: `c` channels, `b` radial functions.
     pub fn contract<T: Real>(y: &mut [T], w: &[T], e: &[T], c: usize, b: usize) {
         for ((y, w), e) in y.chunks_exact_mut(c).zip(w.chunks_exact(b * c)).zip(e.chunks_exact(b)) {
-            let w0 = &w[..c];
-            each!(c, k, y[k] = e[0] * w0[k]);
-            for (e, w) in e[1..].iter().zip(w[c..].chunks_exact(c)) {
-                each!(c, k, y[k] = e.fma(w[k], y[k]));
+            let mut first = 0;
+            while first + CHUNK <= c {
+                let mut sum = [T::ZERO; CHUNK];
+                for (e, w) in e.iter().zip(w.chunks_exact(c)) {
+                    fma_chunk(&mut sum, *e, w, first);
+                }
+                y[first..first + CHUNK].copy_from_slice(&sum);
+                first += CHUNK;
+            }
+            for k in first..c {
+                y[k] = e.iter().enumerate().map(|(b, e)| *e * w[b * c + k]).sum();
             }
         }
     }
@@ -167,9 +255,19 @@ multiversion! {
         let factors = e.chunks_exact(b).zip(f.chunks_exact(b));
         let rows = w.chunks_exact(b * c).zip(v.chunks_exact(b * c));
         for ((y, (w, v)), (e, f)) in y.chunks_exact_mut(c).zip(rows).zip(factors) {
-            y.fill(T::ZERO);
-            for ((e, f), (w, v)) in e.iter().zip(f).zip(w.chunks_exact(c).zip(v.chunks_exact(c))) {
-                each!(c, k, y[k] = e.fma(w[k], f.fma(v[k], y[k])));
+            let mut first = 0;
+            while first + CHUNK <= c {
+                let mut sum = [T::ZERO; CHUNK];
+                let parts = w.chunks_exact(c).zip(v.chunks_exact(c));
+                for ((e, f), (w, v)) in e.iter().zip(f).zip(parts) {
+                    fma_chunk(&mut sum, *e, w, first);
+                    fma_chunk(&mut sum, *f, v, first);
+                }
+                y[first..first + CHUNK].copy_from_slice(&sum);
+                first += CHUNK;
+            }
+            for k in first..c {
+                y[k] = (0..b).map(|l| e[l] * w[l * c + k] + f[l] * v[l * c + k]).sum();
             }
         }
     }
@@ -184,9 +282,9 @@ multiversion! {
             let parts = dw.chunks_exact_mut(c).zip(w.chunks_exact(c));
             for ((e, de), (dw, w)) in e.iter().zip(de).zip(parts) {
                 let mut sums = [T::ZERO; CHUNK];
-                each!(c, k, {
+                each!(c, [dw], [dy, w], k, {
                     dw[k] = dy[k] * *e;
-                    sums[k % CHUNK] = dy[k].fma(w[k], sums[k % CHUNK]);
+                    sums[k] = dy[k].fma(w[k], sums[k]);
                 });
                 *de += sum_of(sums);
             }
@@ -201,7 +299,7 @@ multiversion! {
         let rows = dl.chunks_exact(c).zip(de.chunks_exact(c));
         for ((dw, (dl, de)), (e, f)) in dw.chunks_exact_mut(b * c).zip(rows).zip(factors) {
             for ((e, f), dw) in e.iter().zip(f).zip(dw.chunks_exact_mut(c)) {
-                each!(c, k, dw[k] = dl[k].fma(*e, de[k] * *f));
+                each!(c, [dw], [dl, de], k, dw[k] = dl[k].fma(*e, de[k] * *f));
             }
         }
     }
@@ -212,7 +310,73 @@ multiversion! {
     pub fn contract_outer<T: Real>(dw: &mut [T], dl: &[T], e: &[T], c: usize, b: usize) {
         for ((dw, dl), e) in dw.chunks_exact_mut(b * c).zip(dl.chunks_exact(c)).zip(e.chunks_exact(b)) {
             for (e, dw) in e.iter().zip(dw.chunks_exact_mut(c)) {
-                each!(c, k, dw[k] = dl[k] * *e);
+                each!(c, [dw], [dl], k, dw[k] = dl[k] * *e);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// An adjoint through [`contract`] and the tanh before it: z_(b c) = dy_c e_b (1 - w_(b c)^2).
+    pub fn radial_back<T: Real>(z: &mut [T], dy: &[T], w: &[T], e: &[T], c: usize, b: usize) {
+        let rows = z.chunks_exact_mut(b * c).zip(w.chunks_exact(b * c));
+        for ((dy, (z, w)), e) in dy.chunks_exact(c).zip(rows).zip(e.chunks_exact(b)) {
+            let parts = z.chunks_exact_mut(c).zip(w.chunks_exact(c));
+            for (e, (z, w)) in e.iter().zip(parts) {
+                each!(c, [z], [dy, w], k, z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]));
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// As [`radial_back`], and de_b += sum_c dy_c w_(b c).
+    pub fn radial_back_both<T: Real>(z: &mut [T], de: &mut [T], dy: &[T], w: &[T], e: &[T], c: usize, b: usize) {
+        let factors = e.chunks_exact(b).zip(de.chunks_exact_mut(b));
+        let rows = z.chunks_exact_mut(b * c).zip(w.chunks_exact(b * c));
+        for ((dy, (z, w)), (e, de)) in dy.chunks_exact(c).zip(rows).zip(factors) {
+            let parts = z.chunks_exact_mut(c).zip(w.chunks_exact(c));
+            for ((e, de), (z, w)) in e.iter().zip(de).zip(parts) {
+                let mut sums = [T::ZERO; CHUNK];
+                each!(c, [z], [dy, w], k, {
+                    z[k] = dy[k] * *e * (T::ONE - w[k] * w[k]);
+                    sums[k] = dy[k].fma(w[k], sums[k]);
+                });
+                *de += sum_of(sums);
+            }
+        }
+    }
+}
+
+/// What both adjoints through a contraction and the tanh before it are made of.
+#[derive(Clone, Copy)]
+pub struct RadialAdjoint<'a, T> {
+    pub dl: &'a [T],
+    pub de: &'a [T],
+    pub w: &'a [T],
+    pub w_dot: &'a [T],
+    pub e: &'a [T],
+    pub e_dot: &'a [T],
+}
+
+multiversion! {
+    /// Both adjoints before the tanh: with g = de_c e_b, de_z = g w', dl_z = (dl_c e_b + de_c f_b) w' - 2 w w_dot g.
+    pub fn radial_adjoint<T: Real>(dl_z: &mut [T], de_z: &mut [T], a: RadialAdjoint<'_, T>, c: usize, b: usize) {
+        let rows = dl_z.chunks_exact_mut(b * c).zip(de_z.chunks_exact_mut(b * c));
+        for (r, (dl_z, de_z)) in rows.enumerate() {
+            let (dl, de) = (&a.dl[r * c..(r + 1) * c], &a.de[r * c..(r + 1) * c]);
+            for l in 0..b {
+                let (e, f) = (a.e[r * b + l], a.e_dot[r * b + l]);
+                let at = (r * b + l) * c;
+                let (w, w_dot) = (&a.w[at..at + c], &a.w_dot[at..at + c]);
+                let (dl_z, de_z) = (&mut dl_z[l * c..(l + 1) * c], &mut de_z[l * c..(l + 1) * c]);
+                each!(c, [dl_z, de_z], [dl, de, w, w_dot], k, {
+                    let slope = T::ONE - w[k] * w[k];
+                    let g = de[k] * e;
+                    de_z[k] = g * slope;
+                    let h = dl[k].fma(e, de[k] * f);
+                    dl_z[k] = h.fma(slope, -(w[k] + w[k]) * w_dot[k] * g);
+                });
             }
         }
     }
@@ -254,7 +418,7 @@ multiversion! {
     pub fn turn_add<T: Real>(y: &mut [T], t: Turned<'_, T>, s: &[T]) {
         let n = s.len();
         for (x, y) in y.chunks_exact_mut(n).enumerate() {
-            each!(n, k, y[k] = t.at(x, k, n).fma(s[k], y[k]));
+            (0..n).for_each(|k| y[k] = t.at(x, k, n).fma(s[k], y[k]));
         }
     }
 }
@@ -264,7 +428,7 @@ multiversion! {
     pub fn turn_back_add<T: Real>(ds: &mut [T], t: Turned<'_, T>, dy: &[T]) {
         let n = ds.len();
         for (x, dy) in dy.chunks_exact(n).enumerate() {
-            each!(n, k, ds[k] = t.at(x, k, n).fma(dy[k], ds[k]));
+            (0..n).for_each(|k| ds[k] = t.at(x, k, n).fma(dy[k], ds[k]));
         }
     }
 }
@@ -274,17 +438,7 @@ multiversion! {
     pub fn spread_add<T: Real>(dp: &mut [T], s: &[T], dy: &[T]) {
         let n = s.len();
         for (dp, dy) in dp.chunks_exact_mut(n).zip(dy.chunks_exact(n)) {
-            each!(n, k, dp[k] = s[k].fma(dy[k], dp[k]));
-        }
-    }
-}
-
-multiversion! {
-    /// b_k += sum of column k over all rows
-    pub fn column_sums_add<T: Real>(b: &mut [T], z: &[T], n: usize) {
-        let b = &mut b[..n];
-        for z in z.chunks_exact(n) {
-            each!(n, k, b[k] += z[k]);
+            each!(n, [dp], [s, dy], k, dp[k] = s[k].fma(dy[k], dp[k]));
         }
     }
 }

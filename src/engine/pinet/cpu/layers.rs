@@ -2,7 +2,8 @@
 
 use super::kernels::*;
 use super::memory::Plane::*;
-use super::memory::{Plane, Rows};
+use super::memory::{Buf, Plane, Rows};
+use super::pairs::{contract_forward, contract_tangent};
 use super::plan::{Layer, View};
 use super::task::{Grid, Task};
 use crate::engine::cpu::dense::{Accumulate, Strided, product};
@@ -17,16 +18,18 @@ pub fn forward<T: Real>(t: &Task<T>, x: View, y: View, layer: &Layer, parts: usi
     }
     let out = t.own_mut(y.buf, Value);
     let mut accumulate = Accumulate::Overwrite;
-    if let Some(b) = t.b(layer) {
-        for row in out[gy.col..].chunks_mut(gy.ld) {
-            row[..gy.n].copy_from_slice(b);
-        }
+    let bias = t.b(layer);
+    if let Some(b) = bias.filter(|_| layer.act != Act::Tanh) {
+        gy.stretches().for_each(|(s, _)| fill_rows(&mut out[s], b));
         accumulate = Accumulate::Add;
     }
     multiply_by(out, gy, accumulate, t.own(x.buf, Value), gx, t.w(layer));
     match layer.act {
         Act::Linear => {}
-        Act::Tanh => gy.stretches().for_each(|(s, _)| tanh_all(&mut out[s])),
+        Act::Tanh => gy.stretches().for_each(|(s, _)| match bias {
+            Some(b) => tanh_rows(&mut out[s], b),
+            None => tanh_all(&mut out[s]),
+        }),
         act => {
             let (d, dd) = (t.own_mut(y.buf, Slope), t.own_mut(y.buf, Curve));
             gy.stretches().for_each(|(s, _)| jets(&mut out[s.clone()], &mut d[s.clone()], &mut dd[s], act));
@@ -118,7 +121,6 @@ pub fn adjoint<T: Real>(t: &mut Task<T>, x: View, y: View, layer: &Layer, parts:
         return;
     }
     let scratch = std::mem::take(&mut t.scratch);
-    let slot = std::mem::take(&mut t.slot);
     let n = gy.rows * gy.n;
     let (first, second) = scratch.split_at_mut(n);
     let (dl_z, de_z): (&[T], &[T]) = match t.forces {
@@ -128,25 +130,123 @@ pub fn adjoint<T: Real>(t: &mut Task<T>, x: View, y: View, layer: &Layer, parts:
             (first, &second[..n])
         }
     };
-    let gradient = &mut slot[layer.slot[0]..][..layer.n_in * layer.n_out];
-    let (m, k) = (layer.n_in, gy.rows);
+    deliver(t, x, gx, layer, dl_z, de_z, constant);
+    t.scratch = scratch;
+}
+
+/// dL/dW, dL/db and dL/dx from both adjoints of the pre-activations, rows without gaps. `de_z` is empty where x does
+/// not move.
+fn deliver<T: Real>(
+    t: &mut Task<T>,
+    x: View,
+    gx: Grid,
+    layer: &Layer,
+    dl_z: &[T],
+    de_z: &[T],
+    constant: bool,
+) {
+    let slot = std::mem::take(&mut t.slot);
+    let (m, n, k) = (layer.n_in, layer.n_out, gx.rows);
+    let gradient = &mut slot[layer.slot[0]..][..m * n];
     let mut outer = |x: &[T], z: &[T]| {
         let a = Strided { data: &x[gx.col..], row: 1, col: gx.ld };
-        product(gradient, gy.n, Accumulate::Add, a, z, gy.n, m, gy.n, k);
+        product(gradient, n, Accumulate::Add, a, z, n, m, n, k);
     };
     outer(t.own(x.buf, Value), dl_z);
-    if t.forces {
+    if t.forces && !de_z.is_empty() {
         outer(t.own(x.buf, Dot), de_z);
     }
     if layer.b.is_some() {
-        column_sums_add(&mut slot[layer.slot[1]..], dl_z, gy.n);
+        sum_rows(&mut slot[layer.slot[1]..], dl_z, n, true);
     }
     if !constant {
-        let gz = Grid { ld: gy.n, col: 0, ..gy };
+        let gz = Grid { rows: k, n, ld: n, col: 0 };
         multiply_by(t.own_mut(x.buf, Dl), gx, accumulate(t, x), dl_z, gz, t.w_transposed(layer));
     }
-    t.scratch = scratch;
     t.slot = slot;
+}
+
+/// The last layer before a contraction, both at once: its adjoints never stand in memory before the activation.
+#[derive(Clone, Copy)]
+pub struct Radial<'a> {
+    pub x: View,
+    pub w: Buf,
+    pub y: Buf,
+    pub layer: &'a Layer,
+    pub n_basis: usize,
+    /// Whether x does not move: then only radial functions carry changes.
+    pub still: bool,
+}
+
+impl Radial<'_> {
+    fn all(&self) -> View {
+        View { buf: self.w, col: 0, width: self.layer.n_out }
+    }
+
+    pub fn forward<T: Real>(&self, t: &Task<T>) {
+        forward(t, self.x, self.all(), self.layer, 1);
+        contract_forward(t, self.w, self.y, self.n_basis);
+    }
+
+    pub fn tangent<T: Real>(&self, t: &Task<T>) {
+        if self.still {
+            let (c, b) = (t.mem.width(self.y), self.n_basis);
+            let e_dot = t.radial(&t.batch.e_dot, b);
+            return contract(t.own_mut(self.y, Dot), t.own(self.w, Value), e_dot, c, b);
+        }
+        tangent(t, self.x, self.all(), self.layer, 1);
+        contract_tangent(t, self.w, self.y, self.n_basis);
+    }
+
+    pub fn reverse<T: Real>(&self, t: &mut Task<T>) {
+        if self.still && t.again {
+            return;
+        }
+        let (gx, c, b) = (Grid::new(t, self.x, 1), t.mem.width(self.y), self.n_basis);
+        let scratch = std::mem::take(&mut t.scratch);
+        let z = &mut scratch[..gx.rows * self.layer.n_out];
+        let (dy, w, e) = (t.own(self.y, De), t.own(self.w, Value), t.radial(&t.batch.e, b));
+        match t.again {
+            true => radial_back(z, dy, w, e, c, b),
+            false => {
+                let pairs = &t.block.pairs;
+                // SAFETY: radial functions of the block's own pairs.
+                let de = unsafe { t.de_e.part(pairs.start * b, pairs.len() * b) };
+                radial_back_both(z, de, dy, w, e, c, b);
+            }
+        }
+        let gz = Grid { rows: gx.rows, n: self.layer.n_out, ld: self.layer.n_out, col: 0 };
+        if gx.rows > 0 && !self.still {
+            let to = t.own_mut(self.x.buf, De);
+            multiply_by(to, gx, Accumulate::Overwrite, z, gz, t.w_transposed(self.layer));
+        }
+        t.scratch = scratch;
+    }
+
+    pub fn adjoint<T: Real>(&self, t: &mut Task<T>) {
+        let (gx, c, b) = (Grid::new(t, self.x, 1), t.mem.width(self.y), self.n_basis);
+        if gx.rows == 0 {
+            return;
+        }
+        let scratch = std::mem::take(&mut t.scratch);
+        let (dl_z, de_z) = scratch[..2 * gx.rows * self.layer.n_out].split_at_mut(gx.rows * self.layer.n_out);
+        let (dl, w, e) = (t.own(self.y, Dl), t.own(self.w, Value), t.radial(&t.batch.e, b));
+        match t.forces {
+            true if self.still => {
+                let e_dot = t.radial(&t.batch.e_dot, b);
+                contract_both_back(dl_z, dl, e, t.own(self.y, De), e_dot, c, b);
+                scale_by_tanh_slope(dl_z, w);
+            }
+            true => {
+                let (de, w_dot, e_dot) = (t.own(self.y, De), t.own(self.w, Dot), t.radial(&t.batch.e_dot, b));
+                radial_adjoint(dl_z, de_z, RadialAdjoint { dl, de, w, w_dot, e, e_dot }, c, b);
+            }
+            false => radial_back(dl_z, dl, w, e, c, b),
+        }
+        let de_z: &[T] = if self.still { &[] } else { de_z };
+        deliver(t, self.x, gx, self.layer, dl_z, de_z, false);
+        t.scratch = scratch;
+    }
 }
 
 /// Both adjoints of y before the activation.

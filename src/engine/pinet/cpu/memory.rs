@@ -2,6 +2,10 @@
 //!
 //! A matrix has one row for each atom or each pair of the batch. Tasks write the rows of their own block and read
 //! those of others only after the pass that wrote them is over; that is what makes the shared access sound.
+//!
+//! Of most matrices of pairs only the value is kept. Changes and adjoints live in memory of the thread, for one block
+//! at a time, and are computed again where a later pass needs them: that costs less than carrying them to and from
+//! memory outside the core's cache.
 
 use crate::engine::cpu::real::Real;
 use std::marker::PhantomData;
@@ -42,7 +46,25 @@ pub struct Shape {
     pub width: usize,
     /// Whether `Slope`, `Curve` and `Bend` are kept.
     pub jets: bool,
+    /// Matrices of pairs: whether other blocks read changes and adjoints, which are kept for all pairs then.
+    pub shared: bool,
 }
+
+impl Shape {
+    /// Whether a plane lives in memory of the thread.
+    fn is_local(&self, plane: Plane) -> bool {
+        let passing = matches!(plane, Plane::Dot | Plane::De | Plane::Dl | Plane::Bend);
+        self.rows == Rows::Pair && !self.shared && passing
+    }
+
+    fn has(&self, plane: Plane) -> bool {
+        self.jets || !matches!(plane, Plane::Slope | Plane::Curve | Plane::Bend)
+    }
+}
+
+/// All planes, in their order.
+const ALL: [Plane; PLANES] =
+    [Plane::Value, Plane::Dot, Plane::De, Plane::Dl, Plane::Slope, Plane::Curve, Plane::Bend];
 
 /// Numbers that one cache line of either type holds; matrices start at multiples of it.
 const ALIGN: usize = 16;
@@ -55,11 +77,13 @@ pub struct Memory<T> {
     at: Vec<[usize; PLANES]>,
     /// The parts that hold De and Dl of atoms, which are summed up and must start at zero.
     sums: [Range<usize>; 2],
+    /// Memory of a thread.
+    local: usize,
 }
 
 impl<T: Real> Memory<T> {
-    /// Room for these matrices.
-    pub fn resize(&mut self, shapes: &[Shape], n_atoms: usize, n_pairs: usize) {
+    /// Room for these matrices; `most`: pairs of the largest block.
+    pub fn resize(&mut self, shapes: &[Shape], n_atoms: usize, n_pairs: usize, most: usize) {
         let mut end = 0;
         let mut place = |n: usize| {
             let start = end;
@@ -77,11 +101,15 @@ impl<T: Real> Memory<T> {
             }
             self.sums[sums] = first..place(0);
         }
+        self.local = 0;
         for (at, shape) in self.at.iter_mut().zip(shapes) {
-            for (plane, at) in at.iter_mut().enumerate() {
-                let placed = of_atoms(shape) && (plane == Plane::De as usize || plane == Plane::Dl as usize);
-                if !placed && (plane <= Plane::Dl as usize || shape.jets) {
-                    *at = place(size(shape));
+            for plane in ALL.into_iter().filter(|&plane| shape.has(plane)) {
+                let is_sum = of_atoms(shape) && matches!(plane, Plane::De | Plane::Dl);
+                if shape.is_local(plane) {
+                    at[plane as usize] = self.local;
+                    self.local += (shape.width * most).next_multiple_of(ALIGN);
+                } else if !is_sum {
+                    at[plane as usize] = place(size(shape));
                 }
             }
         }
@@ -100,6 +128,11 @@ impl<T: Real> Memory<T> {
     /// Sets Dl of all atoms to zero.
     pub fn clear_dl(&mut self) {
         self.data[self.sums[1].clone()].fill(T::ZERO);
+    }
+
+    /// Length of the memory of a thread.
+    pub fn local_len(&self) -> usize {
+        self.local
     }
 
     /// Access for tasks.
@@ -137,7 +170,14 @@ impl<'a, T: Real> Shared<'a, T> {
         self.shapes[buf.0]
     }
 
+    /// Where the rows of a block lie in the memory of its thread; `None` for what all threads share.
+    pub fn local(&self, buf: Buf, plane: Plane, rows: usize) -> Option<(usize, usize)> {
+        let shape = &self.shapes[buf.0];
+        shape.is_local(plane).then(|| (self.at[buf.0][plane as usize], rows * shape.width))
+    }
+
     fn span(&self, buf: Buf, plane: Plane, rows: &Range<usize>) -> (usize, usize) {
+        assert!(!self.shapes[buf.0].is_local(plane), "rows that all threads share");
         let width = self.shapes[buf.0].width;
         let start = self.at[buf.0][plane as usize] + rows.start * width;
         let len = rows.len() * width;

@@ -15,6 +15,8 @@ mod ops;
 mod weights;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod physics;
 
 use super::pool::pool;
 use super::{PinetEngine, PinetFrame, PinetPrediction, PinetSeeds};
@@ -23,8 +25,8 @@ use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
 use crate::model::pinet::PinetModel;
 use batch::Batch;
-use memory::{Buf, Memory, Plane};
-use plan::{Op, Plan, Segment};
+use memory::{Buf, Memory, Plane, Rows};
+use plan::{Plan, Segment};
 use std::sync::Arc;
 use task::Task;
 
@@ -32,20 +34,49 @@ use task::Task;
 pub struct PinetCpu<T> {
     model: Arc<PinetModel>,
     plan: Plan,
-    pool: Pool,
+    pool: Arc<Pool>,
     forces: bool,
     batch: Batch<T>,
     memory: Memory<T>,
     weights: Vec<T>,
     /// For each group of blocks: its part of a segment's gradient.
     slots: Vec<T>,
+    /// For each thread: room within an operation, and changes and adjoints of the pairs of one block.
     scratch: Vec<T>,
+    local: Vec<T>,
     /// `[n_atoms]` dE/dout
     share: Vec<f64>,
 }
 
-/// One pass of one operation on one block.
-type Pass<T> = fn(&Op, &mut Task<T>);
+/// The four passes of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Reverse,
+    Tangent,
+    Adjoint,
+}
+
+impl Pass {
+    /// Takes a block through a segment.
+    fn run<T: Real>(self, segment: &Segment, task: &mut Task<T>) {
+        let ops = segment.ops.iter();
+        match self {
+            Pass::Forward => ops.for_each(|op| ops::forward(op, task)),
+            Pass::Reverse => ops.rev().for_each(|op| ops::reverse(op, task)),
+            Pass::Tangent => ops.for_each(|op| ops::tangent(op, task)),
+            Pass::Adjoint => {
+                if task.forces && segment.rows == Rows::Pair {
+                    task.again = true;
+                    ops.clone().for_each(|op| ops::tangent(op, task));
+                    ops.clone().rev().for_each(|op| ops::reverse(op, task));
+                    task.again = false;
+                }
+                ops.rev().for_each(|op| ops::adjoint(op, task));
+            }
+        }
+    }
+}
 
 impl<T: Real> PinetCpu<T> {
     /// `forces`: whether forces and stress are wanted.
@@ -53,13 +84,14 @@ impl<T: Real> PinetCpu<T> {
         Ok(PinetCpu {
             plan: Plan::new(&model),
             model,
-            pool: Pool::new(threads)?,
+            pool: Arc::new(Pool::new(threads)?),
             forces,
             batch: Batch::default(),
             memory: Memory::default(),
             weights: Vec::new(),
             slots: Vec::new(),
             scratch: Vec::new(),
+            local: Vec::new(),
             share: Vec::new(),
         })
     }
@@ -68,14 +100,15 @@ impl<T: Real> PinetCpu<T> {
         self.pool.n_threads()
     }
 
-    /// Takes all blocks through a segment, forwards or backwards.
-    fn run(&mut self, s: usize, pass: Pass<T>, backwards: bool) {
+    /// Takes all blocks through a segment.
+    fn run(&mut self, s: usize, pass: Pass) {
         let segment = &self.plan.segments[s];
-        let groups = self.batch.n_groups();
-        let rows = self.batch.blocks.iter().map(|b| b.atoms.len().max(b.pairs.len())).max().unwrap_or(0);
-        let scratch_len = rows * self.plan.scratch;
-        self.scratch.resize(self.scratch.len().max(groups * scratch_len), T::ZERO);
-        let slot_len = segment.slot;
+        let (groups, threads) = (self.batch.n_groups(), self.pool.n_threads());
+        let scratch_len = self.batch.most_rows() * self.plan.scratch;
+        self.scratch.resize(self.scratch.len().max(threads * scratch_len), T::ZERO);
+        let local_len = self.memory.local_len();
+        self.local.resize(self.local.len().max(threads * local_len), T::ZERO);
+        let slot_len = if pass == Pass::Adjoint { segment.slot } else { 0 };
         self.slots.clear();
         self.slots.resize(groups * slot_len, T::ZERO);
         let mut de_e = std::mem::take(&mut self.batch.de_e);
@@ -85,10 +118,13 @@ impl<T: Real> PinetCpu<T> {
             let parts = Parts::new(&mut de_e);
             let direction_parts: Vec<Parts<T>> = de_directions.iter_mut().map(|d| Parts::new(d)).collect();
             let (scratch, slots) = (Parts::new(&mut self.scratch), Parts::new(&mut self.slots));
+            let local = Parts::new(&mut self.local);
             let mem = self.memory.share(&self.plan.shapes);
             let (batch, weights, forces) = (&self.batch, &self.weights[..], self.forces);
             self.pool.run(groups, |g| {
-                for block in batch.group(g) {
+                let thread = if threads > 1 { rayon::current_thread_index().unwrap_or(0) } else { 0 };
+                let blocks = if segment.rows == Rows::Pair { batch.group(g) } else { batch.atom_group(g) };
+                for block in blocks {
                     let mut task = Task {
                         mem: &mem,
                         weights,
@@ -96,16 +132,16 @@ impl<T: Real> PinetCpu<T> {
                         block,
                         de_e: &parts,
                         de_directions: &direction_parts,
+                        local: &local,
+                        local_start: thread * local_len,
+                        // SAFETY: every thread has its own part and runs one task at a time.
+                        scratch: unsafe { scratch.part(thread * scratch_len, scratch_len) },
                         // SAFETY: every group has its own part, and one task.
-                        scratch: unsafe { scratch.part(g * scratch_len, scratch_len) },
-                        // SAFETY: as above.
                         slot: unsafe { slots.part(g * slot_len, slot_len) },
                         forces,
+                        again: false,
                     };
-                    match backwards {
-                        false => segment.ops.iter().for_each(|op| pass(op, &mut task)),
-                        true => segment.ops.iter().rev().for_each(|op| pass(op, &mut task)),
-                    }
+                    pass.run(segment, &mut task);
                 }
             });
         }
@@ -227,21 +263,27 @@ impl<T: Real> PinetCpu<T> {
 
     /// Adds the groups' parts of a segment's gradient.
     fn deliver(&self, grad: &mut [f64], segment: &Segment) {
-        for layer in segment.layers() {
-            weights::deliver_add(grad, layer, &self.slots, segment.slot);
+        if segment.slot == 0 {
+            return;
         }
+        let mut sum = vec![0.0; segment.slot];
+        for slot in self.slots.chunks_exact(segment.slot) {
+            sum.iter_mut().zip(slot).for_each(|(sum, x)| *sum += x.to_f64());
+        }
+        segment.layers().for_each(|layer| weights::deliver_add(grad, layer, &sum));
     }
 }
 
-impl<T: Real> PinetEngine for PinetCpu<T> {
-    fn evaluate(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
+impl<T: Real> PinetCpu<T> {
+    fn first_pass(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
         assert_eq!(params.len(), self.model.n_params(), "parameters of this network");
         self.batch.fill(batch, &self.plan.sizes, self.forces);
-        self.memory.resize(&self.plan.shapes, self.batch.n_atoms(), self.batch.n_pairs());
+        let most = self.batch.most_rows();
+        self.memory.resize(&self.plan.shapes, self.batch.n_atoms(), self.batch.n_pairs(), most);
         weights::pack(&mut self.weights, &self.plan, params);
         self.set_input();
         for s in 0..self.plan.segments.len() {
-            self.run(s, ops::forward, false);
+            self.run(s, Pass::Forward);
         }
         self.collect_outputs(out);
         out.force.clear();
@@ -254,20 +296,20 @@ impl<T: Real> PinetEngine for PinetCpu<T> {
             }
             self.share = share;
             for s in (0..self.plan.segments.len()).rev() {
-                self.run(s, ops::reverse, true);
+                self.run(s, Pass::Reverse);
             }
             self.collect_forces(out);
         }
     }
 
-    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&PinetFrame], seeds: &PinetSeeds) {
+    fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&PinetFrame], seeds: &PinetSeeds) {
         assert_eq!(grad.len(), params.len(), "a gradient for every parameter");
         assert_eq!(batch.len(), self.batch.n_structures(), "the batch that was evaluated");
         grad.fill(0.0);
         if self.forces {
             self.set_tangents(seeds);
             for s in 0..self.plan.segments.len() {
-                self.run(s, ops::tangent, false);
+                self.run(s, Pass::Tangent);
             }
         }
         self.memory.clear_dl();
@@ -281,8 +323,18 @@ impl<T: Real> PinetEngine for PinetCpu<T> {
             self.set(self.plan.outputs[k], Plane::Dl, |i| T::from_f64(dl[i]));
         }
         for s in (0..self.plan.segments.len()).rev() {
-            self.run(s, ops::adjoint, true);
+            self.run(s, Pass::Adjoint);
             self.deliver(grad, &self.plan.segments[s]);
         }
+    }
+}
+
+impl<T: Real> PinetEngine for PinetCpu<T> {
+    fn evaluate(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
+        self.pool.clone().enter(|| self.first_pass(out, params, batch));
+    }
+
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&PinetFrame], seeds: &PinetSeeds) {
+        self.pool.clone().enter(|| self.second_pass(grad, params, batch, seeds));
     }
 }

@@ -1,5 +1,6 @@
 //! One operation on one block, in each of the four passes.
 
+use super::layers::Radial;
 use super::memory::Plane::*;
 use super::pairs::Turn;
 use super::plan::Op;
@@ -12,6 +13,9 @@ pub fn forward<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
         Op::Dense { x, y, ref layer, parts, .. } => layers::forward(t, x, y, layer, parts),
         Op::PairInput { u, v, y, act, .. } => pairs::input_forward(t, u, v, y, act),
+        Op::Radial { x, w, y, ref layer, n_basis, still } => {
+            Radial { x, w, y, layer, n_basis, still }.forward(t)
+        }
         Op::Contract { w, y, n_basis } => pairs::contract_forward(t, w, y, n_basis),
         Op::Sum { x, y } => pairs::sum_forward(t, x, y, Value),
         Op::Turn { p, a, direction, s, y } => Turn { p, a, direction, s, y }.forward(t),
@@ -26,15 +30,20 @@ pub fn forward<T: Real>(op: &Op, t: &mut Task<T>) {
 pub fn reverse<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
         Op::Dense { constant: true, .. } => {}
+        Op::PairInput { still, .. } if still || t.again => {}
         Op::Dense { x, y, ref layer, parts, .. } => layers::reverse(t, x, y, layer, parts),
         Op::PairInput { u, y, z, act, .. } => pairs::input_reverse(t, u, y, z, act),
+        Op::Radial { x, w, y, ref layer, n_basis, still } => {
+            Radial { x, w, y, layer, n_basis, still }.reverse(t)
+        }
         Op::Contract { w, y, n_basis } => pairs::contract_reverse(t, w, y, n_basis),
         Op::Sum { x, y } => pairs::sum_back(t, x, y, De),
         Op::Turn { p, a, direction, s, y } => Turn { p, a, direction, s, y }.reverse(t),
         Op::Add { a, b, y } => atoms::add_back(t, a, b, y, De),
         Op::Dot { a, b, y, size } => atoms::dot_back(t, a, b, y, size, false),
         Op::Scale { q, u, y, size } => atoms::scale_back(t, q, u, y, size, false),
-        Op::SpreadInput { v, z } => pairs::spread_input(t, v, z, De),
+        Op::SpreadInput { still: true, .. } => {}
+        Op::SpreadInput { v, z, .. } => pairs::spread_input(t, v, z, De),
         Op::SpreadTurn { p, s, y, .. } => pairs::spread_turn(t, p, s, y, De, Value, De),
     }
 }
@@ -42,8 +51,13 @@ pub fn reverse<T: Real>(op: &Op, t: &mut Task<T>) {
 /// Changes along a direction.
 pub fn tangent<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
+        Op::Sum { .. } | Op::Turn { .. } if t.again => {}
+        Op::PairInput { still: true, .. } => {}
         Op::Dense { x, y, ref layer, parts, .. } => layers::tangent(t, x, y, layer, parts),
         Op::PairInput { u, v, y, act, .. } => pairs::input_tangent(t, u, v, y, act),
+        Op::Radial { x, w, y, ref layer, n_basis, still } => {
+            Radial { x, w, y, layer, n_basis, still }.tangent(t)
+        }
         Op::Contract { w, y, n_basis } => pairs::contract_tangent(t, w, y, n_basis),
         Op::Sum { x, y } => pairs::sum_forward(t, x, y, Dot),
         Op::Turn { p, a, direction, s, y } => Turn { p, a, direction, s, y }.tangent(t),
@@ -58,14 +72,17 @@ pub fn tangent<T: Real>(op: &Op, t: &mut Task<T>) {
 pub fn adjoint<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
         Op::Dense { x, y, ref layer, parts, constant } => layers::adjoint(t, x, y, layer, parts, constant),
-        Op::PairInput { u, y, z, act, .. } => pairs::input_adjoint(t, u, y, z, act),
+        Op::PairInput { u, y, z, act, still, .. } => pairs::input_adjoint(t, u, y, z, act, still),
+        Op::Radial { x, w, y, ref layer, n_basis, still } => {
+            Radial { x, w, y, layer, n_basis, still }.adjoint(t)
+        }
         Op::Contract { w, y, n_basis } => pairs::contract_adjoint(t, w, y, n_basis),
         Op::Sum { x, y } => pairs::sum_back(t, x, y, Dl),
         Op::Turn { p, a, direction, s, y } => Turn { p, a, direction, s, y }.adjoint(t),
         Op::Add { a, b, y } => atoms::add_back(t, a, b, y, Dl),
         Op::Dot { a, b, y, size } => atoms::dot_back(t, a, b, y, size, true),
         Op::Scale { q, u, y, size } => atoms::scale_back(t, q, u, y, size, true),
-        Op::SpreadInput { v, z } => pairs::spread_input(t, v, z, Dl),
+        Op::SpreadInput { v, z, .. } => pairs::spread_input(t, v, z, Dl),
         Op::SpreadTurn { p, s, y, .. } => {
             pairs::spread_turn(t, p, s, y, Dl, Value, Dl);
             if t.forces {

@@ -64,9 +64,9 @@ pub fn input_reverse<T: Real>(t: &Task<T>, u: Buf, y: Buf, z: Buf, act: Act) {
     to_first(t, z, u, De);
 }
 
-pub fn input_adjoint<T: Real>(t: &mut Task<T>, u: Buf, y: Buf, z: Buf, act: Act) {
+pub fn input_adjoint<T: Real>(t: &mut Task<T>, u: Buf, y: Buf, z: Buf, act: Act, still: bool) {
     let dl_z = t.own_mut(z, Dl);
-    if t.forces {
+    if t.forces && !still {
         let scratch = std::mem::take(&mut t.scratch);
         let view = whole(t, y);
         both_before_activation(t, dl_z, &mut scratch[..], view, Grid::new(t, view, 1), act);
@@ -102,6 +102,10 @@ pub fn contract_tangent<T: Real>(t: &Task<T>, w: Buf, y: Buf, b: usize) {
 }
 
 pub fn contract_reverse<T: Real>(t: &Task<T>, w: Buf, y: Buf, b: usize) {
+    if t.again {
+        let e = t.radial(&t.batch.e, b);
+        return contract_outer(t.own_mut(w, De), t.own(y, De), e, t.mem.width(y), b);
+    }
     let pairs = &t.block.pairs;
     // SAFETY: radial functions of the block's own pairs.
     let de = unsafe { t.de_e.part(pairs.start * b, pairs.len() * b) };
@@ -138,9 +142,7 @@ pub fn sum_back<T: Real>(t: &Task<T>, x: Buf, y: Buf, plane: Plane) {
     let first = t.block.pairs.start;
     for (sum, i) in sums.chunks_exact(n).zip(t.block.atoms.clone()) {
         let pairs = t.batch.pairs_of(i);
-        for row in rows[(pairs.start - first) * n..(pairs.end - first) * n].chunks_exact_mut(n) {
-            row.copy_from_slice(sum);
-        }
+        fill_rows(&mut rows[(pairs.start - first) * n..(pairs.end - first) * n], sum);
     }
 }
 
@@ -207,7 +209,7 @@ impl Turn {
     }
 
     /// Adds turned times dy to an adjoint of s.
-    fn to_s<T: Real>(&self, t: &Task<T>, ds: Plane, values: Plane, dy: Plane) {
+    fn add_to_s<T: Real>(&self, t: &Task<T>, ds: Plane, values: Plane, dy: Plane) {
         let (ds, dy, n) = (t.own_mut(self.s.buf, ds), t.own(self.y, dy), self.size(t));
         let ld = t.mem.width(self.s.buf);
         self.each(t, values, |k, pair, turned| {
@@ -217,7 +219,7 @@ impl Turn {
     }
 
     /// Adds s times dy to an adjoint of a.
-    fn to_first<T: Real>(&self, t: &Task<T>, da: Plane, s: Plane, dy: Plane) {
+    fn add_to_first<T: Real>(&self, t: &Task<T>, da: Plane, s: Plane, dy: Plane) {
         let Some(a) = self.a else { return };
         let (da, s, dy, n) = (t.own_mut(a, da), t.own(self.s.buf, s), t.own(self.y, dy), self.size(t));
         self.each(t, Value, |k, pair, _| {
@@ -226,8 +228,11 @@ impl Turn {
     }
 
     pub fn reverse<T: Real>(&self, t: &Task<T>) {
-        self.to_s(t, De, Value, De);
-        self.to_first(t, De, Value, De);
+        self.add_to_s(t, De, Value, De);
+        if t.again {
+            return;
+        }
+        self.add_to_first(t, De, Value, De);
         let size = t.batch.directions[self.direction].size;
         let pairs = &t.block.pairs;
         // SAFETY: directions of the block's own pairs.
@@ -242,11 +247,11 @@ impl Turn {
     }
 
     pub fn adjoint<T: Real>(&self, t: &Task<T>) {
-        self.to_s(t, Dl, Value, Dl);
-        self.to_first(t, Dl, Value, Dl);
+        self.add_to_s(t, Dl, Value, Dl);
+        self.add_to_first(t, Dl, Value, Dl);
         if t.forces {
-            self.to_s(t, Dl, Dot, De);
-            self.to_first(t, Dl, Dot, De);
+            self.add_to_s(t, Dl, Dot, De);
+            self.add_to_first(t, Dl, Dot, De);
         }
     }
 }

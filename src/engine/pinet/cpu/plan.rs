@@ -40,10 +40,15 @@ pub struct Layer {
 pub enum Op {
     /// y = act(x W + b) on `parts` rows for each atom or pair. `constant`: nothing is passed back to x.
     Dense { x: View, y: View, layer: Layer, parts: usize, constant: bool },
-    /// y = act(u_i + v_j); `z` keeps dE and dL before the activation.
-    PairInput { u: Buf, v: Buf, y: Buf, z: Buf, act: Act },
+    /// y = act(u_i + v_j); `z` keeps dE and dL before the activation. `still`: it does not depend on positions, so
+    /// that neither changes nor dE are needed.
+    PairInput { u: Buf, v: Buf, y: Buf, z: Buf, act: Act, still: bool },
     /// y_c = sum_b w_(b c) e_b
     Contract { w: Buf, y: Buf, n_basis: usize },
+    /// Both at once, with the tanh between them: w = tanh(x W + b), y_c = sum_b w_(b c) e_b
+    ///
+    /// `still`: x does not depend on positions.
+    Radial { x: View, w: Buf, y: Buf, layer: Layer, n_basis: usize, still: bool },
     /// y_i = sum of the pairs of i
     Sum { x: Buf, y: Buf },
     /// y_i = sum over pairs of (p_j + a_i + d) s, with directions d of one size
@@ -55,7 +60,7 @@ pub enum Op {
     /// y = q u, one u for all components
     Scale { q: Buf, u: View, y: Buf, size: usize },
     /// Brings adjoints of pairs back to their second atom: v of [`Op::PairInput`].
-    SpreadInput { v: Buf, z: Buf },
+    SpreadInput { v: Buf, z: Buf, still: bool },
     /// The same for p of [`Op::Turn`].
     SpreadTurn { p: Buf, s: View, y: Buf, size: usize },
 }
@@ -121,7 +126,7 @@ fn needs_jets(act: Act) -> bool {
 
 impl Builder {
     fn buffer(&mut self, rows: Rows, width: usize, jets: bool) -> Buf {
-        self.shapes.push(Shape { rows, width, jets });
+        self.shapes.push(Shape { rows, width, jets, shared: false });
         Buf(self.shapes.len() - 1)
     }
 
@@ -208,17 +213,37 @@ impl Builder {
             let y = self.all(to);
             self.push(Rows::Atom, Op::Dense { x: q, y, layer, parts: 1, constant: q.buf.0 == 0 });
         }
-        self.spread.push(Op::SpreadInput { v, z });
+        self.shapes[z.0].shared = true;
+        // In the first block pairs of atoms know elements only, up to where radial functions come in.
+        let still = q.buf.0 == 0 && matches!(rest, [last] if last.act == Act::Tanh);
+        self.spread.push(Op::SpreadInput { v, z, still });
         self.end_atoms();
         let y = self.buffer(Rows::Pair, first.n_out, needs_jets(first.act));
-        self.push(Rows::Pair, Op::PairInput { u, v, y, z, act: first.act });
+        self.push(Rows::Pair, Op::PairInput { u, v, y, z, act: first.act, still });
         let mut w = self.all(y);
-        for (k, dense) in rest.iter().enumerate() {
-            let radial = if k + 1 == rest.len() { self.n_basis } else { 1 };
-            w = self.dense(w, dense, radial);
-        }
-        let i = self.buffer(Rows::Pair, w.width / self.n_basis, false);
-        self.push(Rows::Pair, Op::Contract { w: w.buf, y: i, n_basis: self.n_basis });
+        let (last, hidden) = match rest.split_last() {
+            Some((last, hidden)) => (Some(last), hidden),
+            None => (None, rest),
+        };
+        w = self.chain(w, hidden);
+        let channels = |width: usize, n_basis: usize| width / n_basis;
+        let i = match last {
+            Some(dense) if dense.act == Act::Tanh => {
+                let i = self.buffer(Rows::Pair, channels(dense.n_out, self.n_basis), false);
+                let (x, to) = (w, self.buffer(Rows::Pair, dense.n_out, false));
+                let layer = self.layer(dense, 0, dense.n_in, true, self.n_basis);
+                self.push(Rows::Pair, Op::Radial { x, w: to, y: i, layer, n_basis: self.n_basis, still });
+                i
+            }
+            _ => {
+                if let Some(dense) = last {
+                    w = self.dense(w, dense, self.n_basis);
+                }
+                let i = self.buffer(Rows::Pair, channels(w.width, self.n_basis), false);
+                self.push(Rows::Pair, Op::Contract { w: w.buf, y: i, n_basis: self.n_basis });
+                i
+            }
+        };
         let i = self.all(i);
         self.chain(i, &block.ii)
     }
@@ -323,6 +348,7 @@ impl Builder {
         let before = self.segments.len() - 2;
         for (k, tensor) in block.tensors.iter().enumerate() {
             if let [_, Some(p)] = mixed[k] {
+                self.shapes[part(k).buf.0].shared = true;
                 self.segments[before].ops.push(Op::SpreadTurn {
                     p,
                     s: part(k),

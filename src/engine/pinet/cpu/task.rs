@@ -16,11 +16,16 @@ pub struct Task<'a, T> {
     /// dE by the radial functions, and by the directions of each size: pairs of this block are the task's own.
     pub de_e: &'a Parts<T>,
     pub de_directions: &'a [Parts<T>],
+    /// Memory of all threads, and where that of this one starts.
+    pub local: &'a Parts<T>,
+    pub local_start: usize,
     pub scratch: &'a mut [T],
     /// The group's part of the gradient.
     pub slot: &'a mut [T],
     /// Whether tangents and dE are there.
     pub forces: bool,
+    /// Whether changes and adjoints of pairs are computed a second time: what they add to atoms is there already.
+    pub again: bool,
 }
 
 impl<'a, T: Real> Task<'a, T> {
@@ -34,12 +39,20 @@ impl<'a, T: Real> Task<'a, T> {
 
     /// The block's own rows.
     pub fn own(&self, buf: Buf, plane: Plane) -> &'a [T] {
+        if let Some((start, len)) = self.mem.local(buf, plane, self.block.pairs.len()) {
+            // SAFETY: memory of this thread; nobody writes these rows while they are read.
+            return unsafe { self.local.part(self.local_start + start, len) };
+        }
         self.mem.rows(buf, plane, self.span(buf))
     }
 
     /// The block's own rows to write.
     #[allow(clippy::mut_from_ref)]
     pub fn own_mut(&self, buf: Buf, plane: Plane) -> &'a mut [T] {
+        if let Some((start, len)) = self.mem.local(buf, plane, self.block.pairs.len()) {
+            // SAFETY: memory of this thread; no operation asks for the same matrix and plane twice at once.
+            return unsafe { self.local.part(self.local_start + start, len) };
+        }
         // SAFETY: the rows belong to this block, which one task at a time has, and no operation asks for the same
         // matrix and plane twice at once.
         unsafe { self.mem.rows_mut(buf, plane, self.span(buf)) }

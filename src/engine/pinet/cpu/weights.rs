@@ -8,7 +8,7 @@ impl Segment {
     /// The layers of the segment.
     pub fn layers(&self) -> impl Iterator<Item = &Layer> {
         self.ops.iter().filter_map(|op| match op {
-            Op::Dense { layer, .. } => Some(layer),
+            Op::Dense { layer, .. } | Op::Radial { layer, .. } => Some(layer),
             _ => None,
         })
     }
@@ -42,19 +42,16 @@ pub fn pack<T: Real>(packed: &mut Vec<T>, plan: &Plan, params: &[f64]) {
     }
 }
 
-/// Adds a layer's gradient, summed over the slots of all groups, to the flat vector.
-pub fn deliver_add<T: Real>(grad: &mut [f64], layer: &Layer, slots: &[T], slot: usize) {
+/// Adds a layer's gradient to the flat vector.
+pub fn deliver_add(grad: &mut [f64], layer: &Layer, slot: &[f64]) {
     let (n_in, n_out) = (layer.n_in, layer.n_out);
-    for part in slots.chunks_exact(slot) {
-        for (i, row) in part[layer.slot[0]..][..n_in * n_out].chunks_exact(n_out).enumerate() {
-            for (k, x) in row.iter().enumerate() {
-                grad[layer.w + i * n_out + column(layer, k)] += x.to_f64();
-            }
-        }
-        if let Some(b) = layer.b {
-            for (k, x) in part[layer.slot[1]..][..n_out].iter().enumerate() {
-                grad[b + column(layer, k)] += x.to_f64();
-            }
-        }
+    let add = |grad: &mut [f64], row: &[f64]| match layer.radial {
+        1 => grad.iter_mut().zip(row).for_each(|(grad, x)| *grad += x),
+        _ => row.iter().enumerate().for_each(|(k, x)| grad[column(layer, k)] += x),
+    };
+    let rows = slot[layer.slot[0]..][..n_in * n_out].chunks_exact(n_out);
+    grad[layer.w..][..n_in * n_out].chunks_exact_mut(n_out).zip(rows).for_each(|(grad, row)| add(grad, row));
+    if let Some(b) = layer.b {
+        add(&mut grad[b..b + n_out], &slot[layer.slot[1]..][..n_out]);
     }
 }
