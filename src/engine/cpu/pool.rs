@@ -41,14 +41,6 @@ impl Pool {
         self.n_threads
     }
 
-    /// Runs `work` on one of the threads, from where [`Pool::run`] reaches the others faster.
-    pub fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match &self.threads {
-            None => work(),
-            Some(pool) => pool.install(work),
-        }
-    }
-
     /// Runs `task(0) .. task(n - 1)`, in any order, and returns when all are done.
     ///
     /// How the work is cut never depends on the number of threads, so neither does any result. A task must not run

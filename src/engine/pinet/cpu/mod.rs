@@ -331,10 +331,10 @@ impl<T: Real> PinetCpu<T> {
 
 impl<T: Real> PinetEngine for PinetCpu<T> {
     fn evaluate(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
-        self.pool.clone().enter(|| self.first_pass(out, params, batch));
+        self.first_pass(out, params, batch);
     }
 
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&PinetFrame], seeds: &PinetSeeds) {
-        self.pool.clone().enter(|| self.second_pass(grad, params, batch, seeds));
+        self.second_pass(grad, params, batch, seeds);
     }
 }
