@@ -83,7 +83,7 @@ impl Adam {
         }
         let rule = self.rule(descent, factor);
         let [params, first, second] =
-            [params, &mut self.first_moment, &mut self.second_moment].map(|x| Parts::new(x));
+            [params, &mut self.first_moment, &mut self.second_moment].map(Parts::new);
         let chunks = &self.chunks;
         self.pool.run(chunks.len(), |k| {
             let Range { start, end } = chunks[k];
