@@ -3,7 +3,7 @@
 #
 #   tools/bench_peers.sh DEEPMD_BIN_DIR [DATA_DIR]
 #
-# DEEPMD_BIN_DIR holds DeePMD-kit's own `dp`. DATA_DIR holds data_0, data_1, data_2 (default: the bundled water data).
+# Needs GNU time (/usr/bin/time). DEEPMD_BIN_DIR holds DeePMD-kit's own `dp`. DATA_DIR holds data_0, data_1, data_2 (default: the bundled water data).
 # Environment: PHALANX_DP (default target/release/dp), THREADS (default 2), ROUNDS (default 3), STEPS of the peers
 # (default 60; Phalanx does ten times as many), BATCH (default 1), PRECISION (float64 or float32, default float64).
 set -euo pipefail
@@ -37,20 +37,18 @@ run_one() {
   write_input "$n" "$folder/input.json"
   local began; began=$(date +%s.%N)
   ( cd "$folder" && OMP_NUM_THREADS=$threads DP_INTRA_OP_PARALLELISM_THREADS=$threads DP_INTER_OP_PARALLELISM_THREADS=1 \
-    "$@" train input.json > log 2>&1 ) &
-  local job=$! peak=0 first=""
-  while kill -0 $job 2>/dev/null; do
-    # Peak memory of the process tree, and the moment of the first row of the learning curve.
-    local now; now=$(for p in $(pgrep -P $job) $job; do grep -h VmHWM /proc/$p/status 2>/dev/null; done | awk '{s+=$2} END {print int(s/1024)}')
-    [ "${now:-0}" -gt "$peak" ] && peak=$now
-    if [ -z "$first" ] && [ "$(grep -vc '^#' "$folder/lcurve.out" 2>/dev/null || echo 0)" -ge 1 ] 2>/dev/null; then
+    /usr/bin/time -f %M -o peak "$@" train input.json > log 2>&1 ) &
+  local job=$! first=""
+  # The moment of the first row of the learning curve; then hands off, as two cores are all that there is.
+  while [ -z "$first" ] && kill -0 $job 2>/dev/null; do
+    if [ "$(grep -vc '^#' "$folder/lcurve.out" 2>/dev/null || true)" -ge 1 ] 2>/dev/null; then
       first=$(echo "$(date +%s.%N) - $began" | bc)
     fi
     sleep 0.05
   done
   wait $job || { echo "$name failed:" >&2; tail -5 "$folder/log" >&2; return 1; }
   local step; step=$(grep -oE 'average training time: [0-9.]+' "$folder/log" | tail -1 | grep -oE '[0-9.]+$')
-  echo "$name ${step:-nan} ${first:-nan} $peak"
+  echo "$name ${step:-nan} ${first:-nan} $(($(tail -1 "$folder/peak") / 1024))"
 }
 
 echo "stock water network, $precision, batch $batch, $threads threads, $(nproc) cores; $(date +%F)"

@@ -187,4 +187,23 @@ mod tests {
         let flat = [5.0, 0.0, 0.0, 0.0, 5.0, 0.0, 5.0, 5.0, 0.0];
         assert!(NeighborList::new(&frame(scattered(2, 1.0), &[0, 0], Some(flat)), 3.0, 1, None).is_err());
     }
+
+    #[test]
+    #[ignore = "a measurement: cargo test --release --lib grows_linearly -- --ignored --nocapture"]
+    fn the_time_for_a_list_grows_linearly_up_to_100_000_atoms() {
+        let mut per_atom = Vec::new();
+        for n in [1_000, 10_000, 100_000] {
+            // One atom in 10 A^3, as in water.
+            let size = (10.0 * n as f64).cbrt();
+            let types: Vec<i32> = (0..n).map(|i| (i % 2) as i32).collect();
+            let cell = [size, 0.0, 0.0, 0.0, size, 0.0, 0.0, 0.0, size];
+            let f = frame(scattered(n, size), &types, Some(cell));
+            let began = std::time::Instant::now();
+            let list = NeighborList::new(&f, 6.0, 2, None).unwrap();
+            let us = began.elapsed().as_secs_f64() * 1e6 / n as f64;
+            println!("{n} atoms: {us:.2} us each, {:.1} neighbours", list.n_pairs() as f64 / n as f64);
+            per_atom.push(us);
+        }
+        assert!(per_atom[2] < 2.0 * per_atom[0], "100,000 atoms take {per_atom:?} us each");
+    }
 }

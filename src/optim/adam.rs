@@ -83,7 +83,7 @@ impl Adam {
         }
         let rule = Rule { factor, ..Rule::new(&self.options, descent.rate, descent.step) };
         let [params, first, second] =
-            [params, &mut self.first_moment, &mut self.second_moment].map(|x| Parts::new(x));
+            [params, &mut self.first_moment, &mut self.second_moment].map(Parts::new);
         let chunks = &self.chunks;
         self.pool.run(chunks.len(), |k| {
             let Range { start, end } = chunks[k];

@@ -163,7 +163,7 @@ impl<T: Real> Engine for CpuEngine<T> {
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrame<T>]) {
         self.laps.start();
         let plan = self.expand(params);
-        let weights = T::view(params, &mut self.weights);
+        let weights = T::view(params, &mut self.weights, &self.pool);
         self.buffers.resize(&self.model, batch, plan.as_ref());
         let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
         if let Some(plan) = &plan {
@@ -187,7 +187,7 @@ impl<T: Real> Engine for CpuEngine<T> {
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
         self.laps.start();
         let plan = self.plan.clone();
-        let weights = T::view(params, &mut self.weights);
+        let weights = T::viewed(params, &self.weights);
         let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
         blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);
         self.laps.lap(Stage::Tangent);
@@ -196,7 +196,7 @@ impl<T: Real> Engine for CpuEngine<T> {
         let dl_e = batch.energy_seeds(seeds);
         let gradient = T::target(grad, &mut self.gradient);
         self.fitting.backward(&self.pool, gradient, weights, &dl_e);
-        T::deliver(grad, &self.gradient);
+        T::deliver(grad, &self.gradient, &self.pool);
         self.vacuum.backward_add(grad, &self.model, params, &dl_e);
         self.laps.lap(Stage::FittingReverse);
         blocks::adjoint(&self.pool, &batch, &mut self.buffers, &self.fitting);

@@ -1,6 +1,7 @@
 //! The two number types of the CPU engine.
 
 use super::dense::{self, Raw};
+use super::pool::{Parts, Pool};
 use super::walk::{self, Walk};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
@@ -35,11 +36,13 @@ pub trait Real:
     /// The largest tail of an embedding series, relative to its largest coefficient.
     const SERIES_TOLERANCE: f64;
     /// Parameters as this type: themselves, or cast into the buffer.
-    fn view<'a>(params: &'a [f64], buffer: &'a mut Vec<Self>) -> &'a [Self];
+    fn view<'a>(params: &'a [f64], buffer: &'a mut Vec<Self>, pool: &Pool) -> &'a [Self];
+    /// What the last [`Real::view`] of the same parameters gave.
+    fn viewed<'a>(params: &'a [f64], buffer: &'a [Self]) -> &'a [Self];
     /// Where a gradient is computed: in place, or in the buffer.
     fn target<'a>(grad: &'a mut [f64], buffer: &'a mut Vec<Self>) -> &'a mut [Self];
     /// Brings a gradient from the buffer to its place.
-    fn deliver(grad: &mut [f64], buffer: &[Self]);
+    fn deliver(grad: &mut [f64], buffer: &[Self], pool: &Pool);
     /// Runs the matrix kernel.
     ///
     /// # Safety
@@ -109,13 +112,16 @@ impl Real for f64 {
         (e / (e + 2.0)).copysign(self)
     }
     const SERIES_TOLERANCE: f64 = 1e-12;
-    fn view<'a>(params: &'a [f64], _: &'a mut Vec<f64>) -> &'a [f64] {
+    fn view<'a>(params: &'a [f64], _: &'a mut Vec<f64>, _: &Pool) -> &'a [f64] {
+        params
+    }
+    fn viewed<'a>(params: &'a [f64], _: &'a [f64]) -> &'a [f64] {
         params
     }
     fn target<'a>(grad: &'a mut [f64], _: &'a mut Vec<f64>) -> &'a mut [f64] {
         grad
     }
-    fn deliver(_: &mut [f64], _: &[f64]) {}
+    fn deliver(_: &mut [f64], _: &[f64], _: &Pool) {}
     unsafe fn product_kernel(raw: Raw<f64>) {
         unsafe { dense::dispatch_f64(raw) }
     }
@@ -165,19 +171,20 @@ impl Real for f32 {
         (e / (e + 2.0)).copysign(self)
     }
     const SERIES_TOLERANCE: f64 = 1e-7;
-    fn view<'a>(params: &'a [f64], buffer: &'a mut Vec<f32>) -> &'a [f32] {
-        buffer.clear();
-        buffer.extend(params.iter().map(|&x| x as f32));
+    fn view<'a>(params: &'a [f64], buffer: &'a mut Vec<f32>, pool: &Pool) -> &'a [f32] {
+        buffer.resize(params.len(), 0.0);
+        cast(buffer, params, pool);
+        buffer
+    }
+    fn viewed<'a>(_: &'a [f64], buffer: &'a [f32]) -> &'a [f32] {
         buffer
     }
     fn target<'a>(grad: &'a mut [f64], buffer: &'a mut Vec<f32>) -> &'a mut [f32] {
         buffer.resize(grad.len(), 0.0);
         buffer
     }
-    fn deliver(grad: &mut [f64], buffer: &[f32]) {
-        for (grad, &x) in grad.iter_mut().zip(buffer) {
-            *grad = f64::from(x);
-        }
+    fn deliver(grad: &mut [f64], buffer: &[f32], pool: &Pool) {
+        cast(grad, buffer, pool);
     }
     unsafe fn product_kernel(raw: Raw<f32>) {
         unsafe { dense::dispatch_f32(raw) }
@@ -188,6 +195,22 @@ impl Real for f32 {
     unsafe fn walk_kernel(raw: Walk<f32>) {
         unsafe { walk::dispatch_f32(raw) }
     }
+}
+
+/// Casts a vector on all threads.
+fn cast<A: Real, B: Real>(out: &mut [A], x: &[B], pool: &Pool) {
+    const CHUNK: usize = 1 << 14;
+    let n = x.len();
+    assert!(out.len() >= n, "room for what is cast");
+    let out = Parts::new(out);
+    pool.run(n.div_ceil(CHUNK), |k| {
+        let range = k * CHUNK..n.min((k + 1) * CHUNK);
+        // SAFETY: tasks are disjoint ranges.
+        let out = unsafe { out.part(range.start, range.len()) };
+        for (out, x) in out.iter_mut().zip(&x[range]) {
+            *out = A::from_f64(x.to_f64());
+        }
+    });
 }
 
 #[cfg(test)]
