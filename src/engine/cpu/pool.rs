@@ -46,9 +46,15 @@ impl Pool {
     /// How the work is cut never depends on the number of threads, so neither does any result. A task must not run
     /// others: those would all run on its own thread.
     pub fn run(&self, n: usize, task: impl Fn(usize) + Sync) {
+        self.run_on_threads(n, |_, k| task(k));
+    }
+
+    /// As [`Pool::run`], for tasks that need memory of their own while they run: the first argument is the number of the
+    /// thread, below [`Pool::n_threads`]. No two tasks run on the same one at the same time.
+    pub fn run_on_threads(&self, n: usize, task: impl Fn(usize, usize) + Sync) {
         match &self.helpers {
             Some(helpers) if n > 1 => helpers.run(n, &task),
-            _ => (0..n).for_each(task),
+            _ => (0..n).for_each(|k| task(0, k)),
         }
     }
 }
@@ -86,7 +92,7 @@ struct State {
 /// The tasks of one call; the caller stays until nobody uses it any more.
 #[derive(Clone, Copy)]
 struct Job {
-    task: *const (dyn Fn(usize) + Sync),
+    task: *const (dyn Fn(usize, usize) + Sync),
     n: usize,
 }
 
@@ -109,21 +115,21 @@ impl Helpers {
             let shared = helpers.shared.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("compute-{}", k + 1))
-                .spawn(move || shared.serve())
+                .spawn(move || shared.serve(k + 1))
                 .map_err(|e| err!("cannot start {} compute threads: {e}", n + 1))?;
             helpers.threads.push(thread);
         }
         Ok(helpers)
     }
 
-    fn run(&self, n: usize, task: &(dyn Fn(usize) + Sync)) {
+    fn run(&self, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
         let Ok(busy) = self.busy.try_lock() else {
             // A task of ours, or another caller: the threads are taken.
-            return (0..n).for_each(task);
+            return (0..n).for_each(|k| task(0, k));
         };
         let shared = &*self.shared;
         // SAFETY: only the lifetime is forgotten; below nobody leaves before all threads are done with it.
-        let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
+        let task: &'static (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(task) };
         let job = Job { task, n };
         shared.lock().job = Some(job);
         shared.next.store(0, Ordering::Relaxed);
@@ -135,7 +141,7 @@ impl Helpers {
             let _state = shared.lock();
             shared.work.notify_all();
         }
-        let own = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(job)));
+        let own = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(0, job)));
         let mut looks = 0u32;
         while shared.working.load(Ordering::Acquire) > 0 {
             looks += 1;
@@ -169,7 +175,7 @@ impl Drop for Helpers {
 
 impl Shared {
     /// What a thread does until the pool is dropped.
-    fn serve(&self) {
+    fn serve(&self, thread: usize) {
         let mut seen = 0;
         loop {
             seen = self.await_call(seen);
@@ -178,7 +184,7 @@ impl Shared {
             }
             let job = self.lock().job;
             if let Some(job) = job {
-                let outcome = catch_unwind(AssertUnwindSafe(|| self.take_tasks(job)));
+                let outcome = catch_unwind(AssertUnwindSafe(|| self.take_tasks(thread, job)));
                 if let Err(panic) = outcome {
                     self.lock().panic.get_or_insert(panic);
                 }
@@ -211,7 +217,7 @@ impl Shared {
         self.call.load(Ordering::SeqCst)
     }
 
-    fn take_tasks(&self, job: Job) {
+    fn take_tasks(&self, thread: usize, job: Job) {
         // SAFETY: `Helpers::run` waits for us before the task goes out of scope.
         let task = unsafe { &*job.task };
         loop {
@@ -219,7 +225,7 @@ impl Shared {
             if k >= job.n {
                 return;
             }
-            task(k);
+            task(thread, k);
         }
     }
 

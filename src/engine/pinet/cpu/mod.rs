@@ -121,8 +121,7 @@ impl<T: Real> PinetCpu<T> {
             let local = Parts::new(&mut self.local);
             let mem = self.memory.share(&self.plan.shapes);
             let (batch, weights, forces) = (&self.batch, &self.weights[..], self.forces);
-            self.pool.run(groups, |g| {
-                let thread = if threads > 1 { rayon::current_thread_index().unwrap_or(0) } else { 0 };
+            self.pool.run_on_threads(groups, |thread, g| {
                 let blocks = if segment.rows == Rows::Pair { batch.group(g) } else { batch.atom_group(g) };
                 for block in blocks {
                     let mut task = Task {
