@@ -9,6 +9,8 @@ pub struct Threads {
     pub compute: usize,
     /// Threads that read and prepare frames.
     pub loaders: usize,
+    /// The compute threads of the ranks of this host have every core: loaders would be in their way.
+    pub crowded: bool,
 }
 
 /// Variables that set the compute threads, the first that is there wins.
@@ -22,9 +24,11 @@ impl Threads {
     /// As the environment says; by default the ranks of a host share its cores.
     pub fn new(env: &dyn Fn(&str) -> Option<String>, cores: usize, local_size: usize) -> Result<Self> {
         let share = (cores / local_size.max(1)).max(1);
+        let compute = first(env, &COMPUTE)?.unwrap_or(share);
         Ok(Threads {
-            compute: first(env, &COMPUTE)?.unwrap_or(share),
+            compute,
             loaders: first(env, &LOADERS)?.unwrap_or(share.min(8)),
+            crowded: compute * local_size.max(1) >= cores,
         })
     }
 }
@@ -61,15 +65,15 @@ mod tests {
 
     #[test]
     fn ranks_of_a_host_share_its_cores() {
-        assert_eq!(threads(&[], 16, 4).unwrap(), Threads { compute: 4, loaders: 4 });
-        assert_eq!(threads(&[], 2, 8).unwrap(), Threads { compute: 1, loaders: 1 });
-        assert_eq!(threads(&[], 64, 1).unwrap(), Threads { compute: 64, loaders: 8 });
+        assert_eq!(threads(&[], 16, 4).unwrap(), Threads { compute: 4, loaders: 4, crowded: true });
+        assert_eq!(threads(&[], 2, 8).unwrap(), Threads { compute: 1, loaders: 1, crowded: true });
+        assert_eq!(threads(&[], 64, 1).unwrap(), Threads { compute: 64, loaders: 8, crowded: true });
     }
 
     #[test]
     fn variables_are_obeyed_and_deepmds_own_come_first() {
         let vars = [("OMP_NUM_THREADS", "3,2"), ("NUM_WORKERS", "5")];
-        assert_eq!(threads(&vars, 8, 1).unwrap(), Threads { compute: 3, loaders: 5 });
+        assert_eq!(threads(&vars, 8, 1).unwrap(), Threads { compute: 3, loaders: 5, crowded: false });
         let vars = [("OMP_NUM_THREADS", "3"), ("DP_INTRA_OP_PARALLELISM_THREADS", "2")];
         assert_eq!(threads(&vars, 8, 1).unwrap().compute, 2);
         assert_eq!(threads(&[("OMP_NUM_THREADS", "0")], 8, 1).unwrap().compute, 8);

@@ -48,6 +48,9 @@ pub struct QueueOptions {
     pub depth: usize,
     /// Bytes of prepared frames that are kept for their next epoch.
     pub cache_bytes: usize,
+    /// Load a number of batches while the consumer waits for them, instead of beside its work: where the consumer's threads
+    /// have every core, a loader that takes one away for a while makes all of them wait.
+    pub in_bursts: bool,
     /// This queue takes draws `start + rank + k * size`, where the sampler stands at `start`.
     pub rank: usize,
     pub size: usize,
@@ -74,6 +77,7 @@ struct Shared<P, F> {
     read: Box<ReadFn<F>>,
     prepare: Box<PrepareFn<P, F>>,
     depth: u64,
+    in_bursts: bool,
     stride: u64,
 }
 
@@ -83,6 +87,9 @@ struct State<P, F> {
     taken: u64,
     /// Batches handed to the consumer so far.
     delivered: u64,
+    /// With bursts: batches that threads may take until the consumer waits again, and the size of the last burst.
+    burst_end: u64,
+    burst: u64,
     /// Finished batches by their place in the order.
     finished: HashMap<u64, Result<Batch<P, F>>>,
     /// Why no batch will come any more.
@@ -101,7 +108,15 @@ impl<P: Prepared, F: Prepared> Queue<P, F> {
         assert!(options.threads > 0 && options.depth > 0, "a queue needs a thread and a place");
         assert!(options.rank < options.size, "rank {} of {}", options.rank, options.size);
         sampler.skip(options.rank as u64);
-        let state = State { sampler, taken: 0, delivered: 0, finished: HashMap::new(), broken: None };
+        let state = State {
+            sampler,
+            taken: 0,
+            delivered: 0,
+            burst_end: 0,
+            burst: 0,
+            finished: HashMap::new(),
+            broken: None,
+        };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             ready: Condvar::new(),
@@ -111,6 +126,7 @@ impl<P: Prepared, F: Prepared> Queue<P, F> {
             read: Box::new(read),
             prepare: Box::new(prepare),
             depth: options.depth as u64,
+            in_bursts: options.in_bursts,
             stride: options.size as u64,
         });
         let mut queue = Queue { shared, threads: Vec::new() };
@@ -129,9 +145,16 @@ impl<P: Prepared, F: Prepared> Queue<P, F> {
     #[allow(clippy::should_implement_trait)] // It never ends, so it is no iterator.
     pub fn next(&mut self) -> Result<Batch<P, F>> {
         let mut state = self.shared.lock();
+        if self.shared.in_bursts && state.taken == state.delivered {
+            // Small at first, so that the first step need not wait for many.
+            state.burst = (2 * state.burst).clamp(1, self.shared.depth);
+            state.burst_end = state.taken + state.burst;
+            self.shared.free.notify_all();
+        }
         loop {
             let place = state.delivered;
-            if let Some(batch) = state.finished.remove(&place) {
+            let loading = self.shared.in_bursts && state.finished.len() as u64 != state.burst_end - place;
+            if !loading && let Some(batch) = state.finished.remove(&place) {
                 state.delivered += 1;
                 self.shared.free.notify_one();
                 return batch;
@@ -188,7 +211,9 @@ impl<P: Prepared, F: Prepared> Shared<P, F> {
     /// Waits for a free place, then takes the next draw of this rank.
     fn take(&self) -> Option<(u64, Draw)> {
         let mut state = self.lock();
-        while !self.stopped() && state.taken >= state.delivered + self.depth {
+        let end =
+            |state: &State<P, F>| if self.in_bursts { state.burst_end } else { state.delivered + self.depth };
+        while !self.stopped() && state.taken >= end(&state) {
             state = self.free.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if self.stopped() {

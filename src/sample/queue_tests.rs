@@ -20,7 +20,8 @@ impl Prepared for Tag {
     }
 }
 
-const OPTIONS: QueueOptions = QueueOptions { threads: 4, depth: 8, cache_bytes: 1 << 20, rank: 0, size: 1 };
+const OPTIONS: QueueOptions =
+    QueueOptions { threads: 4, depth: 8, cache_bytes: 1 << 20, in_bursts: false, rank: 0, size: 1 };
 
 fn pool() -> Arc<Pool> {
     Arc::new(Pool::new(vec![7, 3, 40], vec![2, 1, 3], &[1.0, 2.0, 3.0]))
@@ -66,6 +67,24 @@ fn check_next(queue: &mut Queue<Tag>, want: &Draw) {
     assert!(
         batch.frames.iter().all(|loaded| loaded.prepared.0 == loaded.id && loaded.id.system == want.system)
     );
+}
+
+#[test]
+fn bursts_bring_the_same_batches_and_load_only_while_the_consumer_waits() {
+    let loaded = Arc::new(AtomicUsize::new(0));
+    let counter = loaded.clone();
+    let counted = move |id: FrameId| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        read(id)
+    };
+    let options = QueueOptions { in_bursts: true, depth: 4, cache_bytes: 0, ..OPTIONS };
+    let mut bursts = Queue::start(sampler(7), options, counted, prepare).unwrap();
+    for want in draws(7, 40) {
+        check_next(&mut bursts, &want);
+        let before = loaded.load(Ordering::SeqCst);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert_eq!(loaded.load(Ordering::SeqCst), before, "nobody loads while the consumer works");
+    }
 }
 
 #[test]

@@ -88,6 +88,7 @@ fn start_queue<E: Engine>(
     let options = QueueOptions {
         threads: threads.loaders,
         depth: QUEUE_DEPTH,
+        in_bursts: threads.crowded,
         cache_bytes: setup.input.training.geometry_cache_bytes as usize,
         rank: team.rank(),
         size: team.size(),

@@ -284,6 +284,7 @@ fn start_queue(
     let options = QueueOptions {
         threads: session.threads.loaders,
         depth: QUEUE_DEPTH,
+        in_bursts: session.threads.crowded,
         cache_bytes: if args.cache && args.preprocess { CACHE_BYTES } else { 0 },
         rank,
         size,
