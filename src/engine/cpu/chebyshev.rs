@@ -22,7 +22,7 @@ pub struct Plan {
 }
 
 /// Numbers of terms that are tried, in this order.
-pub const TERMS: [usize; 9] = [16, 24, 32, 40, 48, 64, 96, 128, 192];
+pub const TERMS: [usize; 12] = [16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128, 192];
 
 impl Plan {
     /// A series of `terms` over `[low, high]` of the normalised s.

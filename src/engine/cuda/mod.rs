@@ -122,6 +122,7 @@ impl CudaEngine {
         write(b.dl_virial, seeds.dl_virial.as_flattened())?;
         self.core.energy_seeds(&shape)?;
         self.core.second_pass(&shape)?;
+        self.core.reduce(&shape)?;
         self.core.network.grad.read(0, grad)
     }
 }

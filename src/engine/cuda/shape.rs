@@ -412,7 +412,8 @@ impl<'a> Builder<'a> {
     fn describe(&self, tangent: bool) -> Vec<ProductLaunch> {
         let (m1, tk) = (self.model().n_embed(), self.n_terms());
         let ldm = padded(m1);
-        self.stacks(Operands::Nn, |s, first, n| Task {
+        let operands = if tangent { Operands::Nn } else { Operands::NnGather };
+        self.stacks(operands, |s, first, n| Task {
             a: self.at(self.batch.q_dot, 4 * first * tk),
             rows: if tangent { 0 } else { self.batch.row_q + 8 * 2 * first as u64 },
             lda: tk as i32,
@@ -449,7 +450,7 @@ impl<'a> Builder<'a> {
     fn dl_c(&self) -> Vec<ProductLaunch> {
         let (m1, tk) = (self.model().n_embed(), self.n_terms());
         let ldm = padded(m1);
-        self.stacks(Operands::Tn, |s, first, n| Task {
+        self.stacks(Operands::TnGather, |s, first, n| Task {
             rows: self.batch.row_q + 8 * 2 * first as u64,
             lda: tk as i32,
             b: self.at(self.batch.da, 8 * first * ldm),
@@ -495,7 +496,7 @@ impl<'a> Builder<'a> {
         let (mut tasks, mut places, mut end, mut block, mut most) = (Vec::new(), Vec::new(), 0, 0, 1);
         let double = |at: usize| partial + 8 * at as u64;
         for (c, group) in self.groups.iter().enumerate() {
-            let rows_each = (group.n / 64).max(32);
+            let rows_each = (group.n / 64).max(8);
             let chunks = group.n.div_ceil(rows_each).max(1);
             for (l, shape) in self.model().fitting[c].layers.iter().enumerate() {
                 let m = &group.layers[l];

@@ -137,7 +137,7 @@ impl Drop for Store {
 /// Threads and shared memory of the kernels that walk over the pairs of a row: the numbers of `pairs.cu`.
 pub fn feature_launch(terms: usize, size: usize) -> (usize, usize) {
     const GROUP: usize = 8;
-    const CHUNK: usize = 128;
+    const CHUNK: usize = 160;
     const SHARES: usize = 16;
     let groups = terms / GROUP;
     ((groups * SHARES).next_multiple_of(32), (8 + 4 * groups) * (CHUNK + 2) * size)

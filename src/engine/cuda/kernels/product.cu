@@ -166,16 +166,20 @@ __device__ __forceinline__ void finish(const Task& t, int split_index, int row, 
 }
 
 // Copies one tile to shared memory. `outer` counts rows of memory, `inner` runs along them.
-template <int OUTER, int INNER, int LD, int THREADS>
+// GATHER: every four rows are found in a table.
+template <int OUTER, int INNER, int LD, int THREADS, bool GATHER>
 __device__ __forceinline__ void load_tile(real* to, const real* from, const real* const* rows, int ld, int outer0,
                                           int n_outer, int inner0, int n_inner) {
     constexpr int VEC = 16 / sizeof(real), PER_ROW = INNER / VEC, COUNT = OUTER * PER_ROW;
-    for (int v = threadIdx.x; v < COUNT; v += THREADS) {
+#pragma unroll
+    for (int pass = 0; pass < (COUNT + THREADS - 1) / THREADS; pass++) {
+        int v = pass * THREADS + threadIdx.x;
+        if (COUNT % THREADS && v >= COUNT) break;
         int o = v / PER_ROW, i = v % PER_ROW * VEC;
         int r = outer0 + o, left = r < n_outer ? n_inner - inner0 - i : 0;
         int bytes = left <= 0 ? 0 : left >= VEC ? 16 : left * (int)sizeof(real);
         if (!bytes) r = 0;
-        const real* row = rows ? rows[r >> 2] + (size_t)(r & 3) * ld : from + (size_t)r * ld;
+        const real* row = GATHER ? rows[r >> 2] + (r & 3) * ld : from + (size_t)r * ld;
         copy_16(to + o * LD + i, bytes ? row + inner0 + i : row, bytes);
     }
 }
@@ -186,7 +190,7 @@ template <int INNER, bool ALONG_K> struct Padded {
                                                            : INNER + (INNER % 32 == 8 || INNER % 32 == 24 ? 0 : 8);
 };
 
-template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T> struct Tile {
+template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER = false> struct Tile {
     static constexpr int THREADS = 32 * WM * WN * WK;
     static constexpr int LDA = A_T ? Padded<BM, false>::LD : Padded<BK, true>::LD;
     static constexpr int LDB = B_T ? Padded<BK, true>::LD : Padded<BN, false>::LD;
@@ -236,17 +240,11 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         __syncthreads();
         leave(acc, shared, wm, wn, wk, lane);
         __syncthreads();
-        bool cut = t.splits > 1 && t.kind != PARTIAL;
-        if (cut && !leave_piece(shared, p, t, local, split_index, n_tiles)) return;
-        const real* pieces = p.workspace + ((size_t)t.first_tile + local) * SIZE;
+        if (t.splits > 1 && t.kind != PARTIAL && !add_pieces(shared, p, t, local, split_index, n_tiles)) return;
+#pragma unroll 2
         for (int i = threadIdx.x; i < SIZE; i += THREADS) {
             int row = row0 + i / BN, col = col0 + i % BN;
-            if (row >= t.m || col >= t.n) continue;
-            real value = real(0);
-            if (cut)
-                for (int s = 0; s < t.splits; s++) value += __ldcg(pieces + (size_t)s * n_tiles * SIZE + i);
-            else value = added(shared, i);
-            finish(t, split_index, row, col, value);
+            if (row < t.m && col < t.n) finish(t, split_index, row, col, added(shared, i));
         }
     }
 
@@ -270,12 +268,16 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
                 for (int e = 0; e < 4; e++) to[(i * 16 + e / 2 * 8) * LDC + j * 8 + e % 2] = acc[i][j][e];
     }
 
-    // Leaves this block's piece of the sum over k; true for the block that comes last and adds up all of them.
-    static __device__ bool leave_piece(const real* shared, const Products& p, const Task& t, int local, int split_index,
-                                       int n_tiles) {
+    // Leaves this block's piece of the sum over k. The block that comes last adds up all of them, from the first to the
+    // last, in place of its own part of the tile (true).
+    static __device__ bool add_pieces(real* shared, const Products& p, const Task& t, int local, int split_index,
+                                      int n_tiles) {
+        constexpr int EACH = SIZE / THREADS, REST = SIZE % THREADS;
+        static_assert(REST == 0 || EACH == 1, "threads share a tile evenly");
         __shared__ bool last;
-        real* mine = p.workspace + ((size_t)t.first_tile + (size_t)split_index * n_tiles + local) * SIZE;
-        for (int i = threadIdx.x; i < SIZE; i += THREADS) mine[i] = added(shared, i);
+        real* pieces = p.workspace + ((size_t)t.first_tile + local) * SIZE;
+        size_t stride = (size_t)n_tiles * SIZE;
+        for (int i = threadIdx.x; i < SIZE; i += THREADS) pieces[split_index * stride + i] = added(shared, i);
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -285,17 +287,37 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
             __threadfence();
         }
         __syncthreads();
-        return last;
+        if (!last) return false;
+        constexpr int MINE = EACH + (REST ? 1 : 0);
+        real sum[MINE];
+#pragma unroll
+        for (int e = 0; e < MINE; e++) sum[e] = real(0);
+        for (int s = 0; s < t.splits; s++) {
+#pragma unroll
+            for (int e = 0; e < MINE; e++) {
+                int i = e * THREADS + threadIdx.x;
+                if (i < SIZE) sum[e] += __ldcg(pieces + s * stride + i);
+            }
+        }
+        for (int w = 1; w < WK; w++)
+            for (int i = threadIdx.x; i < BM * LDC; i += THREADS) shared[w * BM * LDC + i] = real(0);
+#pragma unroll
+        for (int e = 0; e < MINE; e++) {
+            int i = e * THREADS + threadIdx.x;
+            if (i < SIZE) shared[i / BN * LDC + i % BN] = sum[e];
+        }
+        __syncthreads();
+        return true;
     }
 
     static __device__ __forceinline__ void load(real* shared, int stage, const Task& t, int row0, int col0, int k,
                                                 int k1) {
         real* a = shared + stage * (A_SIZE + B_SIZE);
-        if (A_T) load_tile<BK, BM, LDA, THREADS>(a, t.a, t.rows, t.lda, k, k1, row0, t.m);
-        else load_tile<BM, BK, LDA, THREADS>(a, t.a, t.rows, t.lda, row0, t.m, k, k1);
+        if (A_T) load_tile<BK, BM, LDA, THREADS, GATHER>(a, t.a, t.rows, t.lda, k, k1, row0, t.m);
+        else load_tile<BM, BK, LDA, THREADS, GATHER>(a, t.a, t.rows, t.lda, row0, t.m, k, k1);
         real* b = a + A_SIZE;
-        if (B_T) load_tile<BN, BK, LDB, THREADS>(b, t.b, nullptr, t.ldb, col0, t.n, k, k1);
-        else load_tile<BK, BN, LDB, THREADS>(b, t.b, nullptr, t.ldb, k, k1, col0, t.n);
+        if (B_T) load_tile<BN, BK, LDB, THREADS, false>(b, t.b, nullptr, t.ldb, col0, t.n, k, k1);
+        else load_tile<BK, BN, LDB, THREADS, false>(b, t.b, nullptr, t.ldb, k, k1, col0, t.n);
     }
 
     static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm,
@@ -331,25 +353,21 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 };
 
 // Small tiles for few rows, large ones for many. The numbers stand in products.rs too.
-typedef Tile<16, 24, 64, 1, 1, 8, 3, false, false> SmallNN;
-typedef Tile<16, 24, 64, 1, 1, 8, 3, false, true> SmallNT;
-typedef Tile<16, 24, 64, 1, 1, 8, 3, true, false> SmallTN;
-typedef Tile<64, 40, 32, 4, 1, 2, 3, false, false> MediumNN;
-typedef Tile<64, 40, 32, 4, 1, 2, 3, false, true> MediumNT;
-typedef Tile<64, 40, 32, 4, 1, 2, 3, true, false> MediumTN;
-typedef Tile<128, 80, 16, 4, 2, 1, 3, false, false> LargeNN;
-typedef Tile<128, 80, 16, 4, 2, 1, 3, false, true> LargeNT;
-typedef Tile<128, 80, 16, 4, 2, 1, 3, true, false> LargeTN;
+template <bool A_T, bool B_T, bool GATHER> using Small = Tile<16, 24, 64, 1, 1, 8, 3, A_T, B_T, GATHER>;
+template <bool A_T, bool B_T, bool GATHER> using Medium = Tile<64, 40, 32, 4, 1, 2, 3, A_T, B_T, GATHER>;
+template <bool A_T, bool B_T, bool GATHER> using Large = Tile<128, 80, 16, 4, 2, 1, 3, A_T, B_T, GATHER>;
 
-#define PRODUCT(name, Kind, blocks) \
-    extern "C" __global__ void __launch_bounds__(Kind::THREADS, blocks) name(const __grid_constant__ Products p) { Kind::run(p); }
+#define PRODUCT(name, Kind, ...)                                                                            \
+    extern "C" __global__ void __launch_bounds__(256, 2) name(const __grid_constant__ Products p) {         \
+        Kind<__VA_ARGS__>::run(p);                                                                          \
+    }
+#define PRODUCTS_OF(size, Kind)                                \
+    PRODUCT(product_##size##_nn, Kind, false, false, false)    \
+    PRODUCT(product_##size##_nt, Kind, false, true, false)     \
+    PRODUCT(product_##size##_tn, Kind, true, false, false)     \
+    PRODUCT(product_##size##_nn_gather, Kind, false, false, true) \
+    PRODUCT(product_##size##_tn_gather, Kind, true, false, true)
 
-PRODUCT(product_small_nn, SmallNN, 2)
-PRODUCT(product_small_nt, SmallNT, 2)
-PRODUCT(product_small_tn, SmallTN, 2)
-PRODUCT(product_medium_nn, MediumNN, 2)
-PRODUCT(product_medium_nt, MediumNT, 2)
-PRODUCT(product_medium_tn, MediumTN, 2)
-PRODUCT(product_large_nn, LargeNN, LARGE_BLOCKS)
-PRODUCT(product_large_nt, LargeNT, LARGE_BLOCKS)
-PRODUCT(product_large_tn, LargeTN, LARGE_BLOCKS)
+PRODUCTS_OF(small, Small)
+PRODUCTS_OF(medium, Medium)
+PRODUCTS_OF(large, Large)
