@@ -46,6 +46,12 @@ impl CudaEngine {
         Ok(CudaEngine { core: Core::new(device, model, min_distance, MOST_FRAMES, terms)?, slots: Vec::new() })
     }
 
+    /// Chooses the series for these parameters; fails where none describes the nets.
+    pub fn adapt_to(&mut self, params: &[f64]) -> Result<()> {
+        self.core.device.bind()?;
+        self.core.adapt_if_needed(params)
+    }
+
     /// [`Engine::evaluate`] that can fail.
     pub fn try_evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&HostFrame]) -> Result<()> {
         self.core.device.bind()?;

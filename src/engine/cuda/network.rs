@@ -10,7 +10,7 @@ use crate::{Result, bail};
 use std::sync::Arc;
 
 /// Nodes of the series that one block of `embed_forward` works on.
-const NODES: usize = 8;
+const NODES: usize = 4;
 /// Shared memory that the kernels on the nets may take: what every GPU has, less what they declare themselves.
 const ROOM_BYTES: usize = 76 * 1024;
 /// Elements of a view that one block of `reduce` and `adam` works on.

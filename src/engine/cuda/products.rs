@@ -29,10 +29,12 @@ struct Tiles {
     k: usize,
     /// Warps that share the inner dimension.
     warps_k: usize,
+    threads: usize,
+    stages: usize,
+    /// Share of the peak that its products reach.
+    share: f64,
 }
 
-const STAGES: usize = 3;
-const THREADS: usize = 256;
 const SMALL: Tiles = Tiles {
     names: [
         "product_small_nn",
@@ -45,6 +47,9 @@ const SMALL: Tiles = Tiles {
     n: 24,
     k: 64,
     warps_k: 8,
+    threads: 256,
+    stages: 5,
+    share: 0.5,
 };
 const MEDIUM: Tiles = Tiles {
     names: [
@@ -58,6 +63,25 @@ const MEDIUM: Tiles = Tiles {
     n: 40,
     k: 32,
     warps_k: 2,
+    threads: 256,
+    stages: 3,
+    share: 0.65,
+};
+const WIDE: Tiles = Tiles {
+    names: [
+        "product_wide_nn",
+        "product_wide_nt",
+        "product_wide_tn",
+        "product_wide_nn_gather",
+        "product_wide_tn_gather",
+    ],
+    m: 64,
+    n: 80,
+    k: 16,
+    warps_k: 1,
+    threads: 128,
+    stages: 3,
+    share: 0.8,
 };
 const LARGE: Tiles = Tiles {
     names: [
@@ -69,8 +93,11 @@ const LARGE: Tiles = Tiles {
     ],
     m: 128,
     n: 80,
-    k: 16,
+    k: 32,
     warps_k: 1,
+    threads: 256,
+    stages: 3,
+    share: 0.9,
 };
 
 impl Tiles {
@@ -93,13 +120,14 @@ impl Tiles {
             Operands::Nt => self.n * padded(self.k, true),
             _ => self.k * padded(self.n, false),
         };
-        size * (STAGES * (a + b)).max(self.warps_k * self.m * (self.n + 2))
+        size * (self.stages * (a + b)).max(self.warps_k * self.m * (self.n + 2))
     }
 }
 
 /// Products that are started together.
 pub struct ProductLaunch {
     name: &'static str,
+    threads: usize,
     products: Products,
     shared: usize,
     /// Numbers of workspace that it needs.
@@ -137,6 +165,7 @@ impl ProductLaunch {
         let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32) && splits.iter().any(|&n| n > 1);
         ProductLaunch {
             name: tiles.names[operands as usize],
+            threads: tiles.threads,
             shared: tiles.shared(operands, device.numbers.size()),
             workspace: if adds { first as usize * tiles.m * tiles.n } else { 0 },
             products,
@@ -160,7 +189,7 @@ impl ProductLaunch {
     }
 
     pub fn launch_on(&self, device: &Device, stream: Handle) -> Result<()> {
-        device.launch_on(stream, self.name, self.tiles(), THREADS, self.shared, arguments![self.products])
+        device.launch_on(stream, self.name, self.tiles(), self.threads, self.shared, arguments![self.products])
     }
 }
 
@@ -178,21 +207,22 @@ fn choose(device: &Device, tasks: &[Task]) -> (&'static Tiles, usize) {
         let k = longest.div_ceil(pieces).next_multiple_of(tiles.k) as f64;
         let rounds = (tiles.count(tasks) * pieces).div_ceil(device.multiprocessors) as f64;
         let (m, n) = (tiles.m as f64, tiles.n as f64);
-        let multiply = m * n * k / per_cycle;
-        let load = (m + n) * k * size / 45.0;
-        let end = m * n / 256.0 * if adds { 60.0 } else { 25.0 } + 1500.0;
-        let steps = k / tiles.k as f64 * 220.0;
+        let multiply = m * n * k / (per_cycle * tiles.share);
+        let load = (m + n) * k * size / 22.0;
+        let end = m * n / tiles.threads as f64 * if adds { 60.0 } else { 25.0 } + 1500.0;
+        let steps = k / tiles.k as f64 * 700.0 / (tiles.stages as f64 - 1.0);
         let add = match (pieces, adds) {
             (1, _) => 0.0,
             (_, true) => 2500.0 + pieces as f64 * (500.0 + m * n / 256.0 * 8.0),
             (_, false) => pieces as f64 * 600.0,
         };
-        // Two blocks share a multiprocessor and hide each other's ends and waits.
-        let busy = rounds * (multiply.max(load) + 0.5 * end);
+        // Blocks that share a multiprocessor hide each other's ends and waits; large ones of doubles have it alone.
+        let alone = tiles.n * tiles.m >= LARGE.n * LARGE.m && size == 8.0;
+        let busy = rounds * (multiply.max(load) + if alone { end } else { 0.4 * end });
         busy.max(steps + end) + add
     };
     let mut best = (f64::INFINITY, &SMALL, 1);
-    for tiles in [&SMALL, &MEDIUM, &LARGE] {
+    for tiles in [&SMALL, &MEDIUM, &WIDE, &LARGE] {
         for pieces in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64] {
             if pieces > 1 && longest / pieces < 4 * tiles.k.max(32) {
                 continue;

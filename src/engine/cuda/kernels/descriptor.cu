@@ -5,6 +5,17 @@ __device__ __forceinline__ void load_a(real* to, const Batch& b, const real* fro
     for (int i = threadIdx.x; i < 4 * b.ldm; i += blockDim.x) to[i] = a[i];
 }
 
+// Walks over the elements [m, k] of a descriptor, a block's width at a time, without a division for each.
+struct Steps {
+    int m, k, dm, dk;
+    __device__ __forceinline__ Steps(int m2)
+        : m(threadIdx.x / m2), k(threadIdx.x % m2), dm(blockDim.x / m2), dk(blockDim.x % m2) {}
+    __device__ __forceinline__ void next(int m2) {
+        m += dm, k += dk;
+        if (k >= m2) m++, k -= m2;
+    }
+};
+
 // Q of each row, then its tangent.
 extern "C" __global__ void begin(const __grid_constant__ Batch b) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -22,8 +33,9 @@ extern "C" __global__ void descriptor(const __grid_constant__ Batch b) {
     load_a(a, b, b.a, row);
     __syncthreads();
     real* x = b.x[center] + (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
-    for (int i = threadIdx.x; i < n_d; i += blockDim.x) {
-        int m = i / m2, k = i % m2;
+    Steps s(m2);
+    for (int i = threadIdx.x; i < n_d; i += blockDim.x, s.next(m2)) {
+        int m = s.m, k = s.k;
         x[i] = fused(a[m], a[k], fused(a[ldm + m], a[ldm + k],
                fused(a[2 * ldm + m], a[2 * ldm + k], a[3 * ldm + m] * a[3 * ldm + k])));
     }
@@ -50,8 +62,9 @@ extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
     load_a(a_dot, b, b.a_dot, row);
     __syncthreads();
     real* x = b.x[center] + (size_t)(n + b.row_input[row] - first) * b.ldx;
-    for (int i = threadIdx.x; i < n_d; i += blockDim.x) {
-        int m = i / m2, k = i % m2;
+    Steps s(m2);
+    for (int i = threadIdx.x; i < n_d; i += blockDim.x, s.next(m2)) {
+        int m = s.m, k = s.k;
         real sum = real(0);
 #pragma unroll
         for (int c = 0; c < 4; c++)
@@ -69,7 +82,8 @@ extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
 #define PIECES 8
 __device__ void adjoint_add(real* t, real* d_d, real* pieces, const real* a, const real* from, int m1, int m2, int ldm) {
     int pitch = m2 + 1;
-    for (int i = threadIdx.x; i < m1 * m2; i += blockDim.x) d_d[i / m2 * pitch + i % m2] = from[i];
+    Steps s(m2);
+    for (int i = threadIdx.x; i < m1 * m2; i += blockDim.x, s.next(m2)) d_d[s.m * pitch + s.k] = from[i];
     __syncthreads();
     for (int m = threadIdx.x; m < m1; m += blockDim.x) {
         real sum[4] = {t[m], t[ldm + m], t[2 * ldm + m], t[3 * ldm + m]};

@@ -2,7 +2,7 @@
 // The formulas of engine/cpu/chebyshev.rs and engine/cpu/net.rs.
 
 // Nodes of one block.
-#define NODES 8
+#define NODES 4
 
 // Where layer l keeps y, f and d for all nodes of a net.
 __device__ __forceinline__ double* trace_of(const Embedding& e, int net, int l, int part) {
@@ -14,6 +14,7 @@ __device__ __forceinline__ double* trace_of(const Embedding& e, int net, int l, 
 // The parameters of a net, in shared memory where they fit (`room` numbers), else where they are.
 __device__ __forceinline__ const double* near(double* shared, const double* params, int size, int room) {
     if (size > room) return params;
+#pragma unroll 8
     for (int i = threadIdx.x; i < size; i += blockDim.x) shared[i] = params[i];
     return shared;
 }

@@ -126,25 +126,35 @@ extern "C" __global__ void __launch_bounds__(256) adam(double* params, double* f
     }
     if (moves == 1 && blockIdx.x == 0 && threadIdx.x == 0) status->stop = grad[n_params];
     bool updates = moves && v.trainable && status->bad_step == 0;
-    int first = (blockIdx.x - v.first_block) * PER_BLOCK, size = v.rows * v.cols;
+    const Turn rule = *turn;
+    constexpr int EACH = PER_BLOCK / 256;
+    int first = (blockIdx.x - v.first_block) * PER_BLOCK + threadIdx.x, size = v.rows * v.cols;
+    double p[EACH], g[EACH], m[EACH], s[EACH];
+    // All loads before the first use.
 #pragma unroll
-    for (int k = 0; k < PER_BLOCK / 256; k++) {
-        int i = first + k * 256 + threadIdx.x;
+    for (int k = 0; k < EACH; k++) {
+        int i = min(first + k * 256, size - 1);
+        u64 at = v.flat + i;
+        p[k] = params[at];
+        if (!updates) continue;
+        g[k] = moves == 2 ? gradient_of(v, i) : grad[at];
+        m[k] = first_moment[at], s[k] = second_moment[at];
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        int i = first + k * 256;
         if (i >= size) break;
         u64 at = v.flat + i;
-        double p = params[at];
         if (updates) {
-            p -= turn->shrink * p;
-            double g = moves == 2 ? gradient_of(v, i) : grad[at];
-            if (turn->count != 1.0) g /= turn->count;
-            if (scale < 1.0) g *= scale;
-            g += turn->pull * p;
-            double m = first_moment[at], s = second_moment[at];
-            m += (1.0 - turn->beta1) * (g - m);
-            s = turn->beta2 * s + (1.0 - turn->beta2) * g * g;
-            p -= turn->rate * m / (sqrt(s) * turn->correction + 1e-8);
-            params[at] = p, first_moment[at] = m, second_moment[at] = s;
+            p[k] -= rule.shrink * p[k];
+            if (rule.count != 1.0) g[k] /= rule.count;
+            if (scale < 1.0) g[k] *= scale;
+            g[k] += rule.pull * p[k];
+            m[k] += (1.0 - rule.beta1) * (g[k] - m[k]);
+            s[k] = rule.beta2 * s[k] + (1.0 - rule.beta2) * g[k] * g[k];
+            p[k] -= rule.rate * m[k] / (sqrt(s[k]) * rule.correction + 1e-8);
+            params[at] = p[k], first_moment[at] = m[k], second_moment[at] = s[k];
         }
-        if (v.copy) v.copy[(size_t)(i / v.cols) * v.copy_ld + i % v.cols] = (real)p;
+        if (v.copy) v.copy[(size_t)(i / v.cols) * v.copy_ld + i % v.cols] = (real)p[k];
     }
 }
