@@ -4,10 +4,10 @@ use super::backend::Backend;
 use super::logging::LogArgs;
 use super::{Command, Global, typed};
 use crate::engine::choice::DeviceChoice;
+use crate::err;
 use crate::error::Result;
 use crate::report::log;
 use crate::train::{RunOptions, Start};
-use crate::err;
 use clap::Args;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -128,7 +128,10 @@ mod tests {
     fn a_bare_line_has_the_defaults_of_deepmd_kit() {
         let args = args("dp --pt train input.json").unwrap();
         assert_eq!((args.input, args.output), ("input.json".into(), "out.json".into()));
-        assert_eq!((args.start, args.mpi_log, args.device), (Start::Fresh, MpiLog::Master, DeviceChoice::Auto));
+        assert_eq!(
+            (args.start, args.mpi_log, args.device),
+            (Start::Fresh, MpiLog::Master, DeviceChoice::Auto)
+        );
         assert!(!args.skip_neighbor_stat && !args.use_pretrain_script && !args.profile);
     }
 

@@ -1,8 +1,8 @@
 //! Frames in, energies, forces and virials out: in batches, on all cores, in bounded memory.
 
 use crate::data::{Frame, System, Wants};
-use crate::engine::cpu::real::Real;
 use crate::engine::choice::Gpu;
+use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::cuda::{CudaEngine, Device, Numbers};
 use crate::engine::{Engine, Prediction};

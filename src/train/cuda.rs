@@ -17,8 +17,8 @@ use crate::engine::cuda::layout::{self, Status};
 use crate::engine::cuda::nccl::NcclComm;
 use crate::engine::cuda::shape::Shape;
 use crate::engine::cuda::{Device, Numbers};
-use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::loss::ener::Term;
+use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::loss::{EnerLoss, LossValue};
 use crate::optim::adam::Rule;
 use crate::report::profile::{Phase, Profiler};
@@ -134,14 +134,19 @@ impl CudaLearner {
         let wishes = Wishes::from_env(&env);
         let sum = Self::choose_sum(team, setup, &device, shared, &wishes, &env)?;
         let draws = training.gradient_accumulation;
-        let most = setup.data.training.batch_sizes.iter().chain(
-            setup.data.validation.iter().flat_map(|data| &data.batch_sizes),
-        );
+        let most = setup
+            .data
+            .training
+            .batch_sizes
+            .iter()
+            .chain(setup.data.validation.iter().flat_map(|data| &data.batch_sizes));
         let turn_bytes = TURN_HEADER + 4 * most.copied().max().unwrap_or(1);
-        let slot = || -> Result<(Pinned, Event)> { Ok((Pinned::new(&device, turn_bytes)?, Event::new(&device)?)) };
+        let slot =
+            || -> Result<(Pinned, Event)> { Ok((Pinned::new(&device, turn_bytes)?, Event::new(&device)?)) };
         let ring = (0..AHEAD).map(|_| slot()).collect::<Result<Vec<_>>>();
         let ring = team.agree(ring)?;
-        let looked = Pinned::new(&device, size_of::<Status>()).and_then(|p| Ok((p, Event::new(&device)?, false)));
+        let looked =
+            Pinned::new(&device, size_of::<Status>()).and_then(|p| Ok((p, Event::new(&device)?, false)));
         let count = match &sum {
             Sum::Host(_) => 1.0,
             _ => (draws * team.size()) as f64,

@@ -12,9 +12,9 @@ use super::setup::{Setup, setup};
 use super::state::TrainState;
 use super::team::Team;
 use crate::checkpoint::Checkpoint;
+use crate::engine::choice::DeviceChoice;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
-use crate::engine::choice::DeviceChoice;
 use crate::engine::cuda::Numbers;
 use crate::error::IoContext;
 use crate::loss::EnerLoss;
@@ -74,9 +74,8 @@ fn learner(
             (true, false) => Numbers::F32,
             (true, true) => Numbers::Tf32,
         };
-        let made = cuda::supports(setup).and_then(|()| {
-            CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr)
-        });
+        let made = cuda::supports(setup)
+            .and_then(|()| CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr));
         match (made, options.device) {
             (Ok(learner), _) => return Ok(Box::new(learner)),
             // Every rank has found the same, because all have the same model.
@@ -84,7 +83,11 @@ fn learner(
             (Err(e), _) => return Err(e),
         }
     }
-    if single { on_cpu::<f32>(team, session, setup, rates) } else { on_cpu::<f64>(team, session, setup, rates) }
+    if single {
+        on_cpu::<f32>(team, session, setup, rates)
+    } else {
+        on_cpu::<f64>(team, session, setup, rates)
+    }
 }
 
 /// A learner on this rank's CPU threads.

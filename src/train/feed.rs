@@ -94,10 +94,10 @@ impl Feed {
         let mut feed = Feed { shared, threads: Vec::new() };
         for i in 0..options.threads.max(1) {
             let shared = feed.shared.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("loader-{i}"))
-                .spawn(move || shared.run())
-                .map_err(|e| err!("cannot start a loader thread: {e}").help("set NUM_WORKERS to a smaller number"))?;
+            let thread =
+                std::thread::Builder::new().name(format!("loader-{i}")).spawn(move || shared.run()).map_err(
+                    |e| err!("cannot start a loader thread: {e}").help("set NUM_WORKERS to a smaller number"),
+                )?;
             feed.threads.push(thread);
         }
         Ok(feed)
@@ -229,7 +229,9 @@ impl Residents {
     /// A slot for a frame of a system. Frames used since `began`, those of this very batch, stay.
     fn make_room(&mut self, leaving: &mut Vec<u32>, system: usize, began: u64) -> u32 {
         while self.free.is_empty() || self.bytes + self.frame_bytes[system] > self.budget {
-            let Some((&used, &id)) = self.by_use.first_key_value().filter(|(used, _)| **used < began) else { break };
+            let Some((&used, &id)) = self.by_use.first_key_value().filter(|(used, _)| **used < began) else {
+                break;
+            };
             self.by_use.remove(&used);
             if let Some((slot, _)) = self.frames.remove(&id) {
                 self.bytes -= self.frame_bytes[id.system];

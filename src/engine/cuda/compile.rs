@@ -47,7 +47,11 @@ const SOURCES: [&str; 7] = [
 ];
 
 /// Machine code for one architecture, such as (9, 0): from the cache, or compiled now and kept there.
-pub fn cubin(numbers: Numbers, capability: (i32, i32), env: &dyn Fn(&str) -> Option<String>) -> Result<Vec<u8>> {
+pub fn cubin(
+    numbers: Numbers,
+    capability: (i32, i32),
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<u8>> {
     let options = options(numbers, capability);
     let key = xxhash_rust::xxh3::xxh3_128((SOURCES.concat() + &options.join(" ")).as_bytes());
     let folder = cache_folder(env);

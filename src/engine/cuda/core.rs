@@ -1,13 +1,12 @@
 //! A model with its frames on a device, and the passes of a step over them.
 
-use super::device::{Buffer, Device, Event, arguments};
+use super::device::{Buffer, Device, Event, Stream, arguments};
 use super::frame::Facts;
 use super::layout::{Batch, Status, Turn};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
 use super::shape::{FrameShape, Shape, work_bytes};
 use super::store::{Store, feature_launch};
-use super::sys::Handle;
 use crate::engine::cpu::argument_range;
 use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
 use crate::loss::options::{EnerLossOptions, LossFunction};
@@ -263,7 +262,9 @@ impl Core {
             self.work = None;
             self.work = Some(Buffer::zeroed(&self.device, bytes, "a batch")?);
         }
-        let (Some(work), Some(series)) = (&self.work, &self.series) else { unreachable!("both were made above") };
+        let (Some(work), Some(series)) = (&self.work, &self.series) else {
+            unreachable!("both were made above")
+        };
         let shape = Arc::new(Shape::new(&self.network, series, &frames, work, self.constants, key as u64)?);
         self.shapes.insert(key, shape.clone());
         Ok(shape)
@@ -304,7 +305,7 @@ impl Core {
     }
 
     /// Energies and virials of frames, and the loss.
-    fn sums(&self, shape: &Shape, stream: Handle) -> Result<()> {
+    fn sums(&self, shape: &Shape, stream: Stream) -> Result<()> {
         let (device, b, e) = (&self.device, &shape.batch, &self.series().embedding);
         device.launch_on(stream, "sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
         if self.terms.loss.is_some() {
@@ -314,7 +315,7 @@ impl Core {
         Ok(())
     }
 
-    fn adjoint(&self, shape: &Shape, second: i32, stream: Handle) -> Result<()> {
+    fn adjoint(&self, shape: &Shape, second: i32, stream: Stream) -> Result<()> {
         let b = &shape.batch;
         let (ldm, m1, m2) = (b.ldm as usize, b.m1 as usize, b.m2 as usize);
         let shared = (8 * ldm + 32 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
@@ -417,7 +418,8 @@ impl Core {
             256,
             0,
             arguments![
-                params, first, second, grad, squares, n_squares, views, n_views, n_params, turn, status, moves
+                params, first, second, grad, squares, n_squares, views, n_views, n_params, turn, status,
+                moves
             ],
         )
     }

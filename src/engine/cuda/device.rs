@@ -94,12 +94,26 @@ impl Cuda {
 fn advice(code: sys::Result) -> &'static str {
     match code {
         2 => "lower training.batch_size or training.gpu_memory, or use another GPU",
-        3 | 4 | 46 | 201 => "another process may hold the GPU, or it was taken away; see nvidia-smi, then restart from \
-                             the last checkpoint",
+        3 | 4 | 46 | 201 => {
+            "another process may hold the GPU, or it was taken away; see nvidia-smi, then restart from \
+                             the last checkpoint"
+        }
         100 | 101 => "see which GPUs nvidia-smi lists; CUDA_VISIBLE_DEVICES chooses among them",
-        214 | 700..=719 | 999 => "the GPU is lost to this process; restart from the last checkpoint, and look at \
-                                  nvidia-smi and the kernel's log if it happens again",
+        214 | 700..=719 | 999 => {
+            "the GPU is lost to this process; restart from the last checkpoint, and look at \
+                                  nvidia-smi and the kernel's log if it happens again"
+        }
         _ => "restart from the last checkpoint, or use --device cpu",
+    }
+}
+
+/// A queue of work of a GPU.
+#[derive(Clone, Copy)]
+pub struct Stream(Handle);
+
+impl Stream {
+    pub(super) fn handle(self) -> Handle {
+        self.0
     }
 }
 
@@ -164,8 +178,10 @@ impl Device {
         };
         // SAFETY: `id` is valid for writing.
         cuda.check(unsafe { (driver.device_get)(&mut id, self.index as c_int) }, "open it")?;
-        let capability =
-            (attribute(sys::ATTRIBUTE_CAPABILITY_MAJOR, id)?, attribute(sys::ATTRIBUTE_CAPABILITY_MINOR, id)?);
+        let capability = (
+            attribute(sys::ATTRIBUTE_CAPABILITY_MAJOR, id)?,
+            attribute(sys::ATTRIBUTE_CAPABILITY_MINOR, id)?,
+        );
         if capability < OLDEST_CAPABILITY {
             return Err(err!(
                 "{} has compute capability {}.{}, wanted 8.0 or newer",
@@ -186,7 +202,10 @@ impl Device {
             self.bind()?;
             cuda.check((driver.stream_create)(&mut self.stream, sys::STREAM_NON_BLOCKING), "make a stream")?;
             cuda.check((driver.stream_create)(&mut self.side, sys::STREAM_NON_BLOCKING), "make a stream")?;
-            cuda.check((driver.module_load_data)(&mut self.module, code.as_ptr().cast()), "load the kernels")?;
+            cuda.check(
+                (driver.module_load_data)(&mut self.module, code.as_ptr().cast()),
+                "load the kernels",
+            )?;
             // Memory that frames leave is kept for the next ones.
             if (driver.device_get_default_mem_pool)(&mut pool, id) == sys::SUCCESS {
                 let mut all = u64::MAX;
@@ -206,12 +225,12 @@ impl Device {
         &self.cuda.driver
     }
 
-    pub fn stream(&self) -> Handle {
-        self.stream
+    pub fn stream(&self) -> Stream {
+        Stream(self.stream)
     }
 
-    pub fn side_stream(&self) -> Handle {
-        self.side
+    pub fn side_stream(&self) -> Stream {
+        Stream(self.side)
     }
 
     pub fn check(&self, code: sys::Result, what: &str) -> Result<()> {
@@ -237,13 +256,13 @@ impl Device {
         unsafe {
             let code = (self.driver().module_get_function)(&mut function, self.module, symbol.as_ptr());
             self.check(code, &format!("find the kernel {name}"))?;
-            let most = (self.max_shared - 2048) as c_int;
+            let mut own = 0;
+            let code = (self.driver().func_get_attribute)(&mut own, sys::FUNCTION_STATIC_SHARED, function);
+            self.check(code, "ask what a kernel needs")?;
+            // What a kernel declares itself is not left for the launch to decide.
+            let most = self.max_shared as c_int - own;
             let code = (self.driver().func_set_attribute)(function, sys::FUNCTION_MAX_DYNAMIC_SHARED, most);
-            // A kernel with static shared memory of its own leaves a little less.
-            if code != sys::SUCCESS {
-                let less = most - 16 * 1024;
-                (self.driver().func_set_attribute)(function, sys::FUNCTION_MAX_DYNAMIC_SHARED, less);
-            }
+            self.check(code, "let a kernel use shared memory")?;
         }
         known.insert(name, function as usize);
         Ok(function)
@@ -258,13 +277,13 @@ impl Device {
         shared_bytes: usize,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        self.launch_on(self.stream, name, grid, block, shared_bytes, arguments)
+        self.launch_on(self.stream(), name, grid, block, shared_bytes, arguments)
     }
 
     /// [`Device::launch`] on another stream.
     pub fn launch_on(
         &self,
-        stream: Handle,
+        stream: Stream,
         name: &'static str,
         grid: usize,
         block: usize,
@@ -286,7 +305,7 @@ impl Device {
                 1,
                 1,
                 shared_bytes as u32,
-                stream,
+                stream.handle(),
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
@@ -437,19 +456,26 @@ impl Pinned {
     }
 
     /// Starts a copy of `bytes` from `at` of this memory to the device.
-    pub fn copy_to(&self, stream: Handle, to: DevicePtr, at: usize, bytes: usize) -> Result<()> {
+    pub fn copy_to(&self, stream: Stream, to: DevicePtr, at: usize, bytes: usize) -> Result<()> {
         assert!(at + bytes <= self.bytes, "a copy must stay inside its memory");
         // SAFETY: inside the pinned memory, which its owner does not touch until the stream has passed this point.
-        let code =
-            unsafe { (self.device.driver().memcpy_htod_async)(to, self.at.add(at).cast_const().cast(), bytes, stream) };
+        let code = unsafe {
+            (self.device.driver().memcpy_htod_async)(
+                to,
+                self.at.add(at).cast_const().cast(),
+                bytes,
+                stream.handle(),
+            )
+        };
         self.device.check(code, "copy to the GPU")
     }
 
     /// Starts a copy from the device.
-    pub fn copy_from(&mut self, stream: Handle, from: DevicePtr, bytes: usize) -> Result<()> {
+    pub fn copy_from(&mut self, stream: Stream, from: DevicePtr, bytes: usize) -> Result<()> {
         assert!(bytes <= self.bytes, "a copy must stay inside its memory");
         // SAFETY: as above.
-        let code = unsafe { (self.device.driver().memcpy_dtoh_async)(self.at.cast(), from, bytes, stream) };
+        let code =
+            unsafe { (self.device.driver().memcpy_dtoh_async)(self.at.cast(), from, bytes, stream.handle()) };
         self.device.check(code, "copy from the GPU")
     }
 }
@@ -480,9 +506,12 @@ impl Event {
         Ok(Event { device: device.clone(), event })
     }
 
-    pub fn record(&self, stream: Handle) -> Result<()> {
+    pub fn record(&self, stream: Stream) -> Result<()> {
         // SAFETY: both handles live.
-        self.device.check(unsafe { (self.device.driver().event_record)(self.event, stream) }, "mark a point")
+        self.device.check(
+            unsafe { (self.device.driver().event_record)(self.event, stream.handle()) },
+            "mark a point",
+        )
     }
 
     /// Waits until the stream has passed the point.
@@ -504,9 +533,9 @@ impl Event {
     }
 
     /// Makes a stream wait for the point.
-    pub fn holds(&self, stream: Handle) -> Result<()> {
+    pub fn holds(&self, stream: Stream) -> Result<()> {
         // SAFETY: both handles live.
-        let code = unsafe { (self.device.driver().stream_wait_event)(stream, self.event, 0) };
+        let code = unsafe { (self.device.driver().stream_wait_event)(stream.handle(), self.event, 0) };
         self.device.check(code, "order two streams")
     }
 }

@@ -51,7 +51,8 @@ pub fn load(names: &Names, env: &dyn Fn(&str) -> Option<String>) -> Result<liblo
         }
     }
     let places: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
-    let broken = said.into_iter().find(|e| !e.contains("No such file")).map_or(String::new(), |e| format!(" ({e})"));
+    let broken =
+        said.into_iter().find(|e| !e.contains("No such file")).map_or(String::new(), |e| format!(" ({e})"));
     Err(err!(
         "cannot load {}: tried {} where the loader looks and in {}{broken}",
         names.what,

@@ -43,7 +43,10 @@ impl CudaEngine {
     /// An engine for a model whose series reaches down to `min_distance`, A.
     pub fn new(device: &Arc<Device>, model: &Arc<Dp>, min_distance: f64) -> Result<Self> {
         let terms = Terms { loss: None, virial: true };
-        Ok(CudaEngine { core: Core::new(device, model, min_distance, MOST_FRAMES, terms)?, slots: Vec::new() })
+        Ok(CudaEngine {
+            core: Core::new(device, model, min_distance, MOST_FRAMES, terms)?,
+            slots: Vec::new(),
+        })
     }
 
     /// Chooses the series for these parameters; fails where none describes the nets.
@@ -77,7 +80,12 @@ impl CudaEngine {
         let read = |from: u64, to: &mut [f64]| -> Result<()> {
             // SAFETY: both sides hold that many numbers, and the copy is waited for.
             let code = unsafe {
-                (device.driver().memcpy_dtoh_async)(to.as_mut_ptr().cast(), from, size_of_val(to), device.stream())
+                (device.driver().memcpy_dtoh_async)(
+                    to.as_mut_ptr().cast(),
+                    from,
+                    size_of_val(to),
+                    device.stream().handle(),
+                )
             };
             device.check(code, "copy from the GPU")?;
             device.synchronize()
@@ -113,7 +121,12 @@ impl CudaEngine {
         let write = |to: u64, from: &[f64]| -> Result<()> {
             // SAFETY: the source is ordinary memory, which the driver has read when the call returns.
             let code = unsafe {
-                (device.driver().memcpy_htod_async)(to, from.as_ptr().cast(), size_of_val(from), device.stream())
+                (device.driver().memcpy_htod_async)(
+                    to,
+                    from.as_ptr().cast(),
+                    size_of_val(from),
+                    device.stream().handle(),
+                )
             };
             device.check(code, "copy to the GPU")
         };

@@ -28,8 +28,9 @@ impl NcclComm {
         env: &dyn Fn(&str) -> Option<String>,
         share: impl FnOnce(Result<Vec<u8>>) -> Result<Vec<u8>>,
     ) -> Result<NcclComm> {
-        let loaded = library::load(&library::NCCL, env)
-            .and_then(|library| Nccl::bind(library).map_err(|name| err!("NCCL has no {name}: it is too old")));
+        let loaded = library::load(&library::NCCL, env).and_then(|library| {
+            Nccl::bind(library).map_err(|name| err!("NCCL has no {name}: it is too old"))
+        });
         let id = match (&loaded, rank) {
             (Ok(nccl), 0) => new_id(nccl),
             (Ok(_), _) => Ok(Vec::new()),
@@ -43,7 +44,10 @@ impl NcclComm {
         // SAFETY: out-pointers are valid; all ranks call with the same identity.
         unsafe {
             (nccl.get_version)(&mut version);
-            check((nccl.comm_init_rank)(&mut comm, size as i32, id, rank as i32), "join the GPUs of all ranks")?;
+            check(
+                (nccl.comm_init_rank)(&mut comm, size as i32, id, rank as i32),
+                "join the GPUs of all ranks",
+            )?;
         }
         let version = format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
         Ok(NcclComm { nccl, comm, device: device.clone(), version })
@@ -60,7 +64,7 @@ impl NcclComm {
                 sys::NCCL_FLOAT64,
                 sys::NCCL_SUM,
                 self.comm,
-                self.device.stream(),
+                self.device.stream().handle(),
             )
         };
         check(code, "add up gradients over GPUs")

@@ -1,9 +1,9 @@
 //! Chooses tiles for dense products and cuts long ones into pieces.
 
 use super::compile::Numbers;
-use super::device::{Device, arguments};
+use super::device::{Device, Stream, arguments};
 use super::layout::{Kind, MAX_TASKS, Products, Task};
-use super::sys::{DevicePtr, Handle};
+use super::sys::DevicePtr;
 use crate::Result;
 
 /// Which operands are transposed in memory.
@@ -188,8 +188,15 @@ impl ProductLaunch {
         self.launch_on(device, device.stream())
     }
 
-    pub fn launch_on(&self, device: &Device, stream: Handle) -> Result<()> {
-        device.launch_on(stream, self.name, self.tiles(), self.threads, self.shared, arguments![self.products])
+    pub fn launch_on(&self, device: &Device, stream: Stream) -> Result<()> {
+        device.launch_on(
+            stream,
+            self.name,
+            self.tiles(),
+            self.threads,
+            self.shared,
+            arguments![self.products],
+        )
     }
 }
 
@@ -208,7 +215,7 @@ fn choose(device: &Device, tasks: &[Task]) -> (&'static Tiles, usize) {
         let rounds = (tiles.count(tasks) * pieces).div_ceil(device.multiprocessors) as f64;
         let (m, n) = (tiles.m as f64, tiles.n as f64);
         let multiply = m * n * k / (per_cycle * tiles.share);
-        let load = (m + n) * k * size / 22.0;
+        let load = (m + n) * k * size / 45.0;
         let end = m * n / tiles.threads as f64 * if adds { 60.0 } else { 25.0 } + 1500.0;
         let steps = k / tiles.k as f64 * 700.0 / (tiles.stages as f64 - 1.0);
         let add = match (pieces, adds) {

@@ -62,7 +62,7 @@ impl Store {
                 blob,
                 frame.blob.as_ptr().cast(),
                 frame.blob.len(),
-                self.device.stream(),
+                self.device.stream().handle(),
             )
         };
         self.device.check(code, "copy a frame to the GPU")?;
@@ -109,7 +109,8 @@ impl Store {
     fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
         let mut ptr = 0;
         // SAFETY: `ptr` is valid for writing.
-        let code = unsafe { (self.device.driver().mem_alloc_async)(&mut ptr, bytes, self.device.stream()) };
+        let code =
+            unsafe { (self.device.driver().mem_alloc_async)(&mut ptr, bytes, self.device.stream().handle()) };
         self.device.check(code, &format!("get {bytes} bytes of GPU memory for a frame"))?;
         Ok(ptr)
     }
@@ -119,7 +120,7 @@ impl Store {
             return Ok(());
         }
         // SAFETY: freed once, after all work of the stream that uses it.
-        let code = unsafe { (self.device.driver().mem_free_async)(ptr, self.device.stream()) };
+        let code = unsafe { (self.device.driver().mem_free_async)(ptr, self.device.stream().handle()) };
         self.device.check(code, "free the memory of a frame")
     }
 }

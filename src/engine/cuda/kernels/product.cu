@@ -69,20 +69,6 @@ __device__ __forceinline__ void mma(double* c, const AFrag& a, const BFrag& b) {
                          : "d"(a.x[2 * k + half]), "d"(b.x[k]));
 #endif
 }
-// Two steps at once, which newer GPUs do faster.
-__device__ __forceinline__ void mma_two(double* c, const AFrag& a, const AFrag& a2, const BFrag& b, const BFrag& b2) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, "
-        "{%12,%13,%14,%15}, {%0,%1,%2,%3};\n"
-        : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-        : "d"(a.x[0]), "d"(a.x[1]), "d"(a.x[2]), "d"(a.x[3]), "d"(a2.x[0]), "d"(a2.x[1]), "d"(a2.x[2]), "d"(a2.x[3]),
-          "d"(b.x[0]), "d"(b.x[1]), "d"(b2.x[0]), "d"(b2.x[1]));
-#else
-    mma(c, a, b);
-    mma(c, a2, b2);
-#endif
-}
 #else
 // Floats are cut into tf32 parts: the large part alone (PRODUCTS 19), or large and small so that three products
 // carry all bits of a float but the last (PRODUCTS 32).
@@ -111,10 +97,6 @@ __device__ __forceinline__ void mma(float* c, const AFrag& a, const BFrag& b) {
         mma_tf32(c, a.large, b.small);
     }
     mma_tf32(c, a.large, b.large);
-}
-__device__ __forceinline__ void mma_two(float* c, const AFrag& a, const AFrag& a2, const BFrag& b, const BFrag& b2) {
-    mma(c, a, b);
-    mma(c, a2, b2);
 }
 #endif
 
@@ -403,25 +385,18 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 
     static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm,
                                                     int wn, int wk, int lane) {
-        // Steps of eight along k that this warp does; two at a time where their number is even.
-        constexpr int STEPS = BK / 8 / WK, PAIR = sizeof(real) == 8 && STEPS % 2 == 0 ? 2 : 1;
 #pragma unroll
-        for (int kk = 0; kk < STEPS; kk += PAIR) {
-            AFrag fa[PAIR][MT];
+        for (int kk = 0; kk < BK / 8 / WK; kk++) {
+            int k = (kk * WK + wk) * 8;
+            AFrag fa[MT];
 #pragma unroll
-            for (int p = 0; p < PAIR; p++)
-#pragma unroll
-                for (int i = 0; i < MT; i++) read_a(fa[p][i], a, ((kk + p) * WK + wk) * 8, (wm * MT + i) * 16, lane);
+            for (int i = 0; i < MT; i++) read_a(fa[i], a, k, (wm * MT + i) * 16, lane);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
-                BFrag fb[PAIR];
+                BFrag fb;
+                read_b(fb, b, k, (wn * NT + j) * 8, lane);
 #pragma unroll
-                for (int p = 0; p < PAIR; p++) read_b(fb[p], b, ((kk + p) * WK + wk) * 8, (wn * NT + j) * 8, lane);
-#pragma unroll
-                for (int i = 0; i < MT; i++) {
-                    if (PAIR == 2) mma_two(acc[i][j], fa[0][i], fa[PAIR - 1][i], fb[0], fb[PAIR - 1]);
-                    else mma(acc[i][j], fa[0][i], fb[0]);
-                }
+                for (int i = 0; i < MT; i++) mma(acc[i][j], fa[i], fb);
             }
         }
     }
