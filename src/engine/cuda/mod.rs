@@ -12,6 +12,7 @@ pub mod device;
 pub mod layout;
 pub mod network;
 pub mod products;
+mod rows;
 pub mod shape;
 pub mod frame;
 pub mod store;
