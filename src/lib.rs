@@ -13,7 +13,7 @@ pub mod data; // frames, systems and the formats they are stored in
 pub mod sample; // which frames next; the queue that prepares them ahead of the step
 pub mod neighbor; // cell lists, neighbour lists, neighbour statistics
 pub mod model; // what a model is: options, parameters, statistics, networks
-pub mod engine; // evaluates a batch and differentiates a loss: reference, cpu
+pub mod engine; // evaluates a batch and differentiates a loss: reference, cpu, cuda
 pub mod loss; // energy, force and virial losses and their derivatives
 pub mod optim; // Adam and AdamW, learning-rate schedules
 pub mod export; // .dp and .yaml model files, DeePMD-kit's own formats

@@ -71,7 +71,7 @@ say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/n
 for section in $sections; do
     case $section in
     unit)
-        "$bin/unit" engine::cuda --test-threads=1 >"$out/unit.log" 2>&1
+        "$bin/unit" engine::cuda::tests --test-threads=1 >"$out/unit.log" 2>&1
         result "$section" $? "$(grep 'test result' "$out/unit.log")"
         ;;
     oracle)
@@ -158,7 +158,7 @@ for section in $sections; do
         folder=$(fresh start) && input "$folder/input.json" 1 1 1 float64
         began=$(date +%s.%N)
         train "$folder"
-        say "$(printf '%-22s %.2f s for a run of one step, kernels cached' start "$(echo "$(date +%s.%N) - $began" | bc)")"
+        say "$(printf '%-22s %.2f s for a run of one step, kernels cached' start "$(python3 -c "import time; print(time.time() - $began)")")"
         ;;
     *) say "no section $section" ;;
     esac

@@ -2,7 +2,6 @@
 
 use super::cuda::Cuda;
 use crate::error::{Error, Result};
-use crate::launch::Launch;
 use crate::{bail, err};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -45,8 +44,8 @@ pub struct Gpu {
 }
 
 impl DeviceChoice {
-    /// The GPU for a rank with this place on its host; `None`: the CPU.
-    pub fn find(self, launch: &Launch, env: &dyn Fn(&str) -> Option<String>) -> Result<Option<Gpu>> {
+    /// The GPU for the rank with this number on its host; `None`: the CPU.
+    pub fn find(self, local_rank: usize, env: &dyn Fn(&str) -> Option<String>) -> Result<Option<Gpu>> {
         let cuda = match self {
             DeviceChoice::Cpu => return Ok(None),
             _ => Cuda::find(env),
@@ -62,7 +61,7 @@ impl DeviceChoice {
         let index = match self {
             DeviceChoice::Cuda(Some(index)) => index,
             // Where each rank sees its own GPU only, that is number 0 on all of them.
-            _ => launch.local_rank % cuda.n_devices(),
+            _ => local_rank % cuda.n_devices(),
         };
         let (name, uuid) = cuda.describe(index)?;
         Ok(Some(Gpu { index, name, uuid, cuda }))

@@ -1,8 +1,10 @@
 //! Frames in, energies, forces and virials out: in batches, on all cores, in bounded memory.
 
 use crate::data::{Frame, System, Wants};
+use crate::engine::choice::Gpu;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
+use crate::engine::cuda::{CudaEngine, Device, Numbers};
 use crate::engine::{Engine, Prediction};
 use crate::error::Result;
 use crate::model::dp::Dp;
@@ -26,6 +28,8 @@ pub struct Predictor {
     /// Reads and prepares frames.
     loaders: rayon::ThreadPool,
     n_threads: usize,
+    /// Where to compute, unless the GPU cannot do what the model wants.
+    gpu: Option<Gpu>,
     /// Made with the first batch, whose distances it may need.
     engine: Option<PrecisionEngine>,
 }
@@ -33,6 +37,7 @@ pub struct Predictor {
 enum PrecisionEngine {
     Float32(CpuEngine<f32>),
     Float64(CpuEngine<f64>),
+    Cuda(Box<CudaEngine>),
 }
 
 impl Predictor {
@@ -52,6 +57,7 @@ impl Predictor {
             batch_atoms: BATCH_ATOMS,
             loaders,
             n_threads: n_threads.max(1),
+            gpu: None,
             engine: None,
         })
     }
@@ -59,6 +65,12 @@ impl Predictor {
     /// Evaluates about so many atoms at once, and at least one frame.
     pub fn with_batch_atoms(mut self, batch_atoms: usize) -> Self {
         self.batch_atoms = batch_atoms.max(1);
+        self
+    }
+
+    /// Evaluates on a GPU.
+    pub fn on_gpu(mut self, gpu: Gpu) -> Self {
+        self.gpu = Some(gpu);
         self
     }
 
@@ -91,6 +103,15 @@ impl Predictor {
         match engine {
             PrecisionEngine::Float32(engine) => evaluate(engine, &self.params, &self.loaders, frames),
             PrecisionEngine::Float64(engine) => evaluate(engine, &self.params, &self.loaders, frames),
+            PrecisionEngine::Cuda(engine) => {
+                let prepare = engine.preparer();
+                let prepared: Vec<_> = self
+                    .loaders
+                    .install(|| frames.par_iter().map(|frame| prepare(frame)).collect::<Result<_>>())?;
+                let mut out = Prediction::default();
+                engine.try_evaluate(&mut out, &self.params, &prepared.iter().collect::<Vec<_>>())?;
+                Ok(out)
+            }
         }
     }
 
@@ -116,10 +137,24 @@ impl Predictor {
 
     fn make_engine(&self, frames: &[Frame]) -> Result<PrecisionEngine> {
         let mode = self.mode(frames)?;
+        if let (Some(gpu), EmbeddingMode::Chebyshev { min_distance }) = (&self.gpu, mode) {
+            match self.engine_on(gpu, min_distance) {
+                Ok(engine) => return Ok(PrecisionEngine::Cuda(Box::new(engine))),
+                Err(e) => log::warn!("evaluating on the CPU: {e}"),
+            }
+        }
         Ok(match self.precision() {
             Precision::Float32 => PrecisionEngine::Float32(self.engine_of(mode)?),
             Precision::Float64 => PrecisionEngine::Float64(self.engine_of(mode)?),
         })
+    }
+
+    fn engine_on(&self, gpu: &Gpu, min_distance: f64) -> Result<CudaEngine> {
+        let numbers = if self.precision() == Precision::Float64 { Numbers::F64 } else { Numbers::F32 };
+        let device = Device::open(&gpu.cuda, gpu.index, numbers, &|name| std::env::var(name).ok())?;
+        let mut engine = CudaEngine::new(&device, &self.model, min_distance)?;
+        engine.adapt_to(&self.params)?;
+        Ok(engine)
     }
 
     fn engine_of<T: Real>(&self, mode: EmbeddingMode) -> Result<CpuEngine<T>> {

@@ -8,7 +8,7 @@ use super::step::GradientSum;
 use super::team::Team;
 use super::validate;
 use crate::engine::choice::Gpu;
-use crate::engine::cuda::core::{Core, PLACES, TURN_HEADER, Terms};
+use crate::engine::cuda::core::{Core, Gradient, PLACES, TURN_HEADER, Terms};
 use crate::engine::cuda::device::{Event, Graph, Pinned};
 use crate::engine::cuda::frame::{
     HostFrame, LABEL_ATOM_ENERGY, LABEL_ATOM_PREF, LABEL_ENERGY, LABEL_FORCE, LABEL_VIRIAL,
@@ -329,8 +329,11 @@ impl CudaLearner {
 
     fn work(&self, shape: &Shape, what: Recorded) -> Result<()> {
         if what != Recorded::Update {
-            self.core.first_pass(shape)?;
-            self.core.second_pass(shape)?;
+            self.core.gradient(shape)?;
+            if what == Recorded::Whole && matches!(self.sum, Sum::Alone) && !self.wants_norm {
+                return self.core.update(Gradient::Pieces(shape), false);
+            }
+            self.core.reduce(shape)?;
         }
         if what == Recorded::Gradient {
             return Ok(());
@@ -338,7 +341,7 @@ impl CudaLearner {
         if let Sum::Nccl(comm) = &self.sum {
             comm.sum(self.core.network.grad.ptr(), self.core.network.n_params + 1)?;
         }
-        self.core.update(true, self.wants_norm)
+        self.core.update(Gradient::Flat, self.wants_norm)
     }
 
     /// The gradients of all draws, and the update.

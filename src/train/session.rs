@@ -87,7 +87,7 @@ fn join(team: &mut Team, launch: Launch, options: &SessionOptions) -> Result<Ses
 /// The GPU of this rank. All ranks compute on GPUs, or none does.
 fn find_gpu(team: &mut Team, launch: &Launch, choice: DeviceChoice) -> Result<Option<(Gpu, bool)>> {
     let env = |name: &str| std::env::var(name).ok();
-    let gpu = team.agree(choice.find(launch, &env))?;
+    let gpu = team.agree(choice.find(launch.local_rank, &env))?;
     let place = gpu.as_ref().map(|gpu| (launch.host.clone(), gpu.uuid.clone()));
     let places = team.gather(&place)?;
     let allowed = env("PHALANX_SHARE_GPU").is_some_and(|value| value != "0");

@@ -7,6 +7,7 @@ use super::logging::LogArgs;
 use super::{Command, systems, typed};
 use crate::data::field::Field;
 use crate::data::{System, Wants};
+use crate::engine::choice::DeviceChoice;
 use crate::err;
 use crate::error::Result;
 use crate::infer::Predictor;
@@ -21,6 +22,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 pub(super) const COMMAND: Command = Command {
     name: "test",
@@ -69,6 +71,9 @@ struct TestArgs {
     /// A branch of a multi-task model; refused, as models here have one task
     #[arg(long, alias = "model-branch", value_name = "NAME")]
     head: Option<String>,
+    /// Where to compute: auto, cpu, cuda or cuda:INDEX (Phalanx only)
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceChoice::from_str)]
+    device: DeviceChoice,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -117,7 +122,11 @@ fn predictor(args: &TestArgs) -> Result<Predictor> {
     let environment = |name: &str| std::env::var(name).ok();
     let model = load_model(&args.model)?;
     let threads = Threads::new(&environment, available_cores(), 1)?.compute;
-    let predictor = Predictor::new(model, threads).map_err(|e| e.at(args.model.display()))?;
+    let mut predictor = Predictor::new(model, threads).map_err(|e| e.at(args.model.display()))?;
+    if let Some(gpu) = args.device.find(0, &environment)? {
+        log::info!("computing on {}", gpu.name);
+        predictor = predictor.on_gpu(gpu);
+    }
     match environment("DP_INFER_BATCH_SIZE") {
         None => Ok(predictor),
         Some(text) => match text.trim().parse() {

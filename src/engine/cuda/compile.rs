@@ -84,7 +84,6 @@ fn options(numbers: Numbers, (major, minor): (i32, i32)) -> Vec<String> {
         format!("--gpu-architecture=sm_{major}{minor}"),
         "--std=c++17".to_string(),
         "-default-device".to_string(),
-        "-DLARGE_BLOCKS=2".to_string(),
     ];
     options.extend(numbers.defines());
     options.extend(layout::sizes().into_iter().map(|(name, bytes)| format!("-D{name}_BYTES={bytes}")));

@@ -1,6 +1,6 @@
 //! A model with its frames on a device, and the passes of a step over them.
 
-use super::device::{Buffer, Device, arguments};
+use super::device::{Buffer, Device, Event, Stream, arguments};
 use super::frame::Facts;
 use super::layout::{Batch, Status, Turn};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
@@ -31,6 +31,16 @@ pub struct Terms {
     pub virial: bool,
 }
 
+/// Where an update finds the gradient.
+pub enum Gradient<'a> {
+    /// Nowhere: only the copies are made that the nets read.
+    None,
+    /// In the flat vector.
+    Flat,
+    /// In the pieces that a batch of this kind left.
+    Pieces(&'a Shape),
+}
+
 /// A model and its frames on one device.
 pub struct Core {
     pub device: Arc<Device>,
@@ -51,6 +61,8 @@ pub struct Core {
     shapes: HashMap<u128, Arc<Shape>>,
     /// Changes whenever shapes or series do, so that what was recorded with them is not used any more.
     pub generation: u64,
+    /// Points where work forks and joins.
+    events: [Event; 4],
 }
 
 impl Core {
@@ -78,6 +90,7 @@ impl Core {
             work: None,
             shapes: HashMap::new(),
             generation: 0,
+            events: [Event::new(device)?, Event::new(device)?, Event::new(device)?, Event::new(device)?],
             terms,
             network,
             device: device.clone(),
@@ -267,34 +280,46 @@ impl Core {
 
     /// First pass: energies, forces, virials; with a loss also its value and seeds.
     pub fn first_pass(&self, shape: &Shape) -> Result<()> {
+        self.forces(shape)?;
+        self.sums(shape, self.device.stream())
+    }
+
+    /// Forces and energies of atoms.
+    fn forces(&self, shape: &Shape) -> Result<()> {
         let (device, series, b) = (&self.device, self.series(), &shape.batch);
         let size = device.numbers.size();
         let (n, blocks) = (shape.n_rows, series.blocks());
         let e = &series.embedding;
         device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b])?;
-        device.launch("embed_forward", blocks, 256, series.shared.0, arguments![*e])?;
-        device.launch("embed_transform", blocks, 128, 0, arguments![*e])?;
+        device.launch("embed_forward", blocks, 256, series.shared.0, arguments![*e, series.room])?;
+        device.launch("embed_transform", blocks, 256, 0, arguments![*e])?;
         self.products(&shape.describe)?;
         device.launch("descriptor", n, 256, 4 * b.ldm as usize * size, arguments![*b])?;
         self.products(&shape.forward)?;
         self.products(&shape.backward)?;
-        self.adjoint(shape, 0)?;
+        self.adjoint(shape, 0, device.stream())?;
         self.products(&shape.de_q)?;
         let tk = (b.n_types * b.terms) as usize;
         device.launch("pair_forces", n, 160, 8 * tk * size, arguments![*b])?;
-        device.launch("collect", n.div_ceil(4), 128, 0, arguments![*b])?;
-        device.launch("sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
+        device.launch("collect", n.div_ceil(4), 128, 0, arguments![*b])
+    }
+
+    /// Energies and virials of frames, and the loss.
+    fn sums(&self, shape: &Shape, stream: Stream) -> Result<()> {
+        let (device, b, e) = (&self.device, &shape.batch, &self.series().embedding);
+        device.launch_on(stream, "sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
         if self.terms.loss.is_some() {
-            device.launch("sum_batch", 1, 256, 0, arguments![*b, e.tails, e.n_nets, e.chunks])?;
+            let tails = arguments![*b, e.tails, e.n_nets, e.chunks];
+            device.launch_on(stream, "sum_batch", 1, 256, 0, tails)?;
         }
         Ok(())
     }
 
-    fn adjoint(&self, shape: &Shape, second: i32) -> Result<()> {
+    fn adjoint(&self, shape: &Shape, second: i32, stream: Stream) -> Result<()> {
         let b = &shape.batch;
         let (ldm, m1, m2) = (b.ldm as usize, b.m1 as usize, b.m2 as usize);
-        let shared = (8 * ldm + 8 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
-        self.device.launch("descriptor_adjoint", shape.n_rows, 128, shared, arguments![*b, second])
+        let shared = (8 * ldm + 32 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
+        self.device.launch_on(stream, "descriptor_adjoint", shape.n_rows, 128, shared, arguments![*b, second])
     }
 
     /// dL/denergy of every row from seeds that were copied to the device.
@@ -302,36 +327,76 @@ impl Core {
         self.device.launch("energy_seeds", shape.n_rows.div_ceil(128), 128, 0, arguments![shape.batch])
     }
 
-    /// Second pass: the gradient of the batch, into the flat vector.
+    /// Both passes of a batch: the pieces of its gradient. What does not depend on each other runs side by side.
+    pub fn gradient(&self, shape: &Shape) -> Result<()> {
+        let (main, side) = (self.device.stream(), self.device.side_stream());
+        self.forces(shape)?;
+        let [fork, join, ..] = &self.events;
+        fork.record(main)?;
+        fork.holds(side)?;
+        self.sums(shape, side)?;
+        join.record(side)?;
+        // The direction of the second pass holds dL/dvirial; dL/denergy is needed in its last layer only.
+        if self.terms.virial {
+            join.holds(main)?;
+        }
+        self.tangents(shape, Some(join))?;
+        self.adjoints(shape)
+    }
+
+    /// Second pass of a batch whose seeds are there: the pieces of its gradient.
     pub fn second_pass(&self, shape: &Shape) -> Result<()> {
-        let (device, series, b) = (&self.device, self.series(), &shape.batch);
+        self.tangents(shape, None)?;
+        self.adjoints(shape)
+    }
+
+    /// The direction, pushed through pairs, A, descriptor and fitting nets. dL/denergy is there after `seeds`.
+    fn tangents(&self, shape: &Shape, seeds: Option<&Event>) -> Result<()> {
+        let (device, b) = (&self.device, &shape.batch);
         let size = device.numbers.size();
-        let n = shape.n_rows;
-        let (threads, shared) = feature_launch(series.plan.terms, size);
-        device.launch("features_tangent", n, threads, shared, arguments![*b])?;
+        let (threads, shared) = feature_launch(self.series().plan.terms, size);
+        device.launch("features_tangent", shape.n_rows, threads, shared, arguments![*b])?;
         self.products(&shape.a_dot)?;
-        device.launch("descriptor_tangent", n, 256, 8 * b.ldm as usize * size, arguments![*b])?;
-        self.products(&shape.tangent)?;
+        let shared = 8 * b.ldm as usize * size;
+        device.launch("descriptor_tangent", shape.n_rows, 256, shared, arguments![*b])?;
+        let each = shape.tangent.len() / self.model.fitting[0].layers.len().saturating_sub(1).max(1);
+        let last = shape.tangent.len() - each;
+        self.products(&shape.tangent[..last])?;
+        if let Some(seeds) = seeds {
+            seeds.holds(device.stream())?;
+        }
+        self.products(&shape.tangent[last..])
+    }
+
+    /// The reverse pass over values and tangents: fitting nets on one stream, descriptor and embedding on another.
+    fn adjoints(&self, shape: &Shape) -> Result<()> {
+        let (device, series) = (&self.device, self.series());
+        let (main, side) = (device.stream(), device.side_stream());
+        let [.., fork, join] = &self.events;
         self.products(&shape.reverse)?;
+        fork.record(main)?;
+        fork.holds(side)?;
+        self.adjoint(shape, 1, side)?;
+        shape.dl_c.iter().try_for_each(|launch| launch.launch_on(device, side))?;
+        let nets = arguments![series.embedding, series.room];
+        device.launch_on(side, "embed_backward", series.blocks(), 256, series.shared.1, nets)?;
+        join.record(side)?;
         self.products(&shape.weights)?;
         let (columns, count) = (shape.columns.ptr(), shape.n_columns as i32);
         device.launch("sum_columns", shape.column_blocks, 256, 0, arguments![columns, count])?;
-        self.adjoint(shape, 1)?;
-        self.products(&shape.dl_c)?;
-        device.launch(
-            "embed_backward",
-            series.blocks(),
-            256,
-            series.shared.1,
-            arguments![series.embedding],
-        )?;
-        let (grad, views, n_views) = (self.network.grad.ptr(), shape.views.ptr(), shape.n_views as i32);
-        let (n_params, turn) = (self.network.n_params as u64, self.turn.ptr());
-        device.launch("reduce", shape.view_blocks, 256, 0, arguments![grad, views, n_views, n_params, turn])
+        join.holds(main)
     }
 
-    /// One step of the optimiser (`moves`), or only the copies that the nets read.
-    pub fn update(&self, moves: bool, wants_norm: bool) -> Result<()> {
+    /// Adds up the pieces of a gradient, into the flat vector.
+    pub fn reduce(&self, shape: &Shape) -> Result<()> {
+        let (grad, views, n_views) = (self.network.grad.ptr(), shape.views.ptr(), shape.n_views as i32);
+        let (n_params, turn) = (self.network.n_params as u64, self.turn.ptr());
+        let arguments = arguments![grad, views, n_views, n_params, turn];
+        self.device.launch("reduce", shape.view_blocks, 256, 0, arguments)
+    }
+
+    /// One step of the optimiser.
+    pub fn update(&self, from: Gradient, wants_norm: bool) -> Result<()> {
         let net = &self.network;
         let (grad, squares, turn) = (net.grad.ptr(), net.squares.ptr(), self.turn.ptr());
         let n_params = net.n_params as u64;
@@ -341,8 +406,12 @@ impl Core {
         }
         let n_squares = if wants_norm { blocks as i32 } else { 0 };
         let (params, first, second) = (net.params.ptr(), net.first_moment.ptr(), net.second_moment.ptr());
-        let (views, n_views, status) = (self.views.ptr(), self.n_views as i32, net.status.ptr());
-        let moves = i32::from(moves);
+        let (moves, views) = match from {
+            Gradient::None => (0, self.views.ptr()),
+            Gradient::Flat => (1, self.views.ptr()),
+            Gradient::Pieces(shape) => (2, shape.views.ptr()),
+        };
+        let (n_views, status) = (self.n_views as i32, net.status.ptr());
         self.device.launch(
             "adam",
             self.view_blocks,
@@ -358,7 +427,7 @@ impl Core {
     /// Copies parameters to the device and to where the nets read them.
     pub fn set_params(&self, params: &[f64]) -> Result<()> {
         self.network.params.write(0, params)?;
-        self.update(false, false)
+        self.update(Gradient::None, false)
     }
 
     /// The parameters, when all steps so far are done.

@@ -107,6 +107,16 @@ fn advice(code: sys::Result) -> &'static str {
     }
 }
 
+/// A queue of work of a GPU.
+#[derive(Clone, Copy)]
+pub struct Stream(Handle);
+
+impl Stream {
+    pub(super) fn handle(self) -> Handle {
+        self.0
+    }
+}
+
 /// One GPU with the kernels for one kind of number.
 pub struct Device {
     cuda: Arc<Cuda>,
@@ -215,12 +225,12 @@ impl Device {
         &self.cuda.driver
     }
 
-    pub fn stream(&self) -> Handle {
-        self.stream
+    pub fn stream(&self) -> Stream {
+        Stream(self.stream)
     }
 
-    pub fn side_stream(&self) -> Handle {
-        self.side
+    pub fn side_stream(&self) -> Stream {
+        Stream(self.side)
     }
 
     pub fn check(&self, code: sys::Result, what: &str) -> Result<()> {
@@ -246,13 +256,13 @@ impl Device {
         unsafe {
             let code = (self.driver().module_get_function)(&mut function, self.module, symbol.as_ptr());
             self.check(code, &format!("find the kernel {name}"))?;
-            let most = (self.max_shared - 2048) as c_int;
+            let mut own = 0;
+            let code = (self.driver().func_get_attribute)(&mut own, sys::FUNCTION_STATIC_SHARED, function);
+            self.check(code, "ask what a kernel needs")?;
+            // What a kernel declares itself is not left for the launch to decide.
+            let most = self.max_shared as c_int - own;
             let code = (self.driver().func_set_attribute)(function, sys::FUNCTION_MAX_DYNAMIC_SHARED, most);
-            // A kernel with static shared memory of its own leaves a little less.
-            if code != sys::SUCCESS {
-                let less = most - 16 * 1024;
-                (self.driver().func_set_attribute)(function, sys::FUNCTION_MAX_DYNAMIC_SHARED, less);
-            }
+            self.check(code, "let a kernel use shared memory")?;
         }
         known.insert(name, function as usize);
         Ok(function)
@@ -267,13 +277,13 @@ impl Device {
         shared_bytes: usize,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        self.launch_on(self.stream, name, grid, block, shared_bytes, arguments)
+        self.launch_on(self.stream(), name, grid, block, shared_bytes, arguments)
     }
 
     /// [`Device::launch`] on another stream.
     pub fn launch_on(
         &self,
-        stream: Handle,
+        stream: Stream,
         name: &'static str,
         grid: usize,
         block: usize,
@@ -295,7 +305,7 @@ impl Device {
                 1,
                 1,
                 shared_bytes as u32,
-                stream,
+                stream.handle(),
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
@@ -446,20 +456,26 @@ impl Pinned {
     }
 
     /// Starts a copy of `bytes` from `at` of this memory to the device.
-    pub fn copy_to(&self, stream: Handle, to: DevicePtr, at: usize, bytes: usize) -> Result<()> {
+    pub fn copy_to(&self, stream: Stream, to: DevicePtr, at: usize, bytes: usize) -> Result<()> {
         assert!(at + bytes <= self.bytes, "a copy must stay inside its memory");
         // SAFETY: inside the pinned memory, which its owner does not touch until the stream has passed this point.
         let code = unsafe {
-            (self.device.driver().memcpy_htod_async)(to, self.at.add(at).cast_const().cast(), bytes, stream)
+            (self.device.driver().memcpy_htod_async)(
+                to,
+                self.at.add(at).cast_const().cast(),
+                bytes,
+                stream.handle(),
+            )
         };
         self.device.check(code, "copy to the GPU")
     }
 
     /// Starts a copy from the device.
-    pub fn copy_from(&mut self, stream: Handle, from: DevicePtr, bytes: usize) -> Result<()> {
+    pub fn copy_from(&mut self, stream: Stream, from: DevicePtr, bytes: usize) -> Result<()> {
         assert!(bytes <= self.bytes, "a copy must stay inside its memory");
         // SAFETY: as above.
-        let code = unsafe { (self.device.driver().memcpy_dtoh_async)(self.at.cast(), from, bytes, stream) };
+        let code =
+            unsafe { (self.device.driver().memcpy_dtoh_async)(self.at.cast(), from, bytes, stream.handle()) };
         self.device.check(code, "copy from the GPU")
     }
 }
@@ -490,9 +506,12 @@ impl Event {
         Ok(Event { device: device.clone(), event })
     }
 
-    pub fn record(&self, stream: Handle) -> Result<()> {
+    pub fn record(&self, stream: Stream) -> Result<()> {
         // SAFETY: both handles live.
-        self.device.check(unsafe { (self.device.driver().event_record)(self.event, stream) }, "mark a point")
+        self.device.check(
+            unsafe { (self.device.driver().event_record)(self.event, stream.handle()) },
+            "mark a point",
+        )
     }
 
     /// Waits until the stream has passed the point.
@@ -514,9 +533,9 @@ impl Event {
     }
 
     /// Makes a stream wait for the point.
-    pub fn holds(&self, stream: Handle) -> Result<()> {
+    pub fn holds(&self, stream: Stream) -> Result<()> {
         // SAFETY: both handles live.
-        let code = unsafe { (self.device.driver().stream_wait_event)(stream, self.event, 0) };
+        let code = unsafe { (self.device.driver().stream_wait_event)(stream.handle(), self.event, 0) };
         self.device.check(code, "order two streams")
     }
 }

@@ -12,6 +12,7 @@ pub mod device;
 pub mod layout;
 pub mod network;
 pub mod products;
+mod rows;
 pub mod shape;
 pub mod frame;
 pub mod store;
@@ -49,6 +50,12 @@ impl CudaEngine {
         })
     }
 
+    /// Chooses the series for these parameters; fails where none describes the nets.
+    pub fn adapt_to(&mut self, params: &[f64]) -> Result<()> {
+        self.core.device.bind()?;
+        self.core.adapt_if_needed(params)
+    }
+
     /// [`Engine::evaluate`] that can fail.
     pub fn try_evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&HostFrame]) -> Result<()> {
         self.core.device.bind()?;
@@ -78,7 +85,7 @@ impl CudaEngine {
                     to.as_mut_ptr().cast(),
                     from,
                     size_of_val(to),
-                    device.stream(),
+                    device.stream().handle(),
                 )
             };
             device.check(code, "copy from the GPU")?;
@@ -119,7 +126,7 @@ impl CudaEngine {
                     to,
                     from.as_ptr().cast(),
                     size_of_val(from),
-                    device.stream(),
+                    device.stream().handle(),
                 )
             };
             device.check(code, "copy to the GPU")
@@ -135,6 +142,7 @@ impl CudaEngine {
         write(b.dl_virial, seeds.dl_virial.as_flattened())?;
         self.core.energy_seeds(&shape)?;
         self.core.second_pass(&shape)?;
+        self.core.reduce(&shape)?;
         self.core.network.grad.read(0, grad)
     }
 }

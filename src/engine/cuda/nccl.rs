@@ -64,7 +64,7 @@ impl NcclComm {
                 sys::NCCL_FLOAT64,
                 sys::NCCL_SUM,
                 self.comm,
-                self.device.stream(),
+                self.device.stream().handle(),
             )
         };
         check(code, "add up gradients over GPUs")

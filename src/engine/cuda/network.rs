@@ -10,7 +10,9 @@ use crate::{Result, bail};
 use std::sync::Arc;
 
 /// Nodes of the series that one block of `embed_forward` works on.
-const NODES: usize = 8;
+const NODES: usize = 4;
+/// Shared memory that the kernels on the nets may take: what every GPU has, less what they declare themselves.
+const ROOM_BYTES: usize = 76 * 1024;
 /// Elements of a view that one block of `reduce` and `adam` works on.
 pub const PER_BLOCK: usize = 1024;
 
@@ -209,6 +211,8 @@ pub struct SeriesOnDevice {
     pub n_stacks: usize,
     /// Shared memory of `embed_forward` and `embed_backward`.
     pub shared: (usize, usize),
+    /// Numbers of a net's parameters that fit into shared memory.
+    pub room: i32,
     /// What the kernels read and write; owned here.
     _buffers: Vec<Buffer>,
 }
@@ -248,10 +252,14 @@ impl SeriesOnDevice {
         }
         let widths: usize = 1 + shapes.iter().map(|l| l.n_out).sum::<usize>();
         let widest = shapes.iter().map(|l| l.n_out).max().unwrap_or(1);
+        let scratch = 8 * NODES * widths.max(4 * widest);
+        let room = ROOM_BYTES.saturating_sub(scratch) / 8;
+        let inside = if net_size > room { 0 } else { 8 * net_size };
         Ok(SeriesOnDevice {
             plan: plan.clone(),
             n_stacks,
-            shared: (8 * NODES * widths, 8 * NODES * 4 * widest),
+            room: room as i32,
+            shared: (inside + 8 * NODES * widths, inside + 8 * NODES * 4 * widest),
             embedding: layout::Embedding {
                 params: network.params.ptr(),
                 trace: buffers[0].ptr(),

@@ -1,6 +1,7 @@
 //! Chooses tiles for dense products and cuts long ones into pieces.
 
-use super::device::{Device, arguments};
+use super::compile::Numbers;
+use super::device::{Device, Stream, arguments};
 use super::layout::{Kind, MAX_TASKS, Products, Task};
 use super::sys::DevicePtr;
 use crate::Result;
@@ -14,40 +15,89 @@ pub enum Operands {
     Nt,
     /// A `[k, m]`, B `[k, n]`
     Tn,
+    /// As `Nn`, every four rows of A found in a table.
+    NnGather,
+    /// As `Tn`, every four rows of A found in a table.
+    TnGather,
 }
 
 /// The tiles of one kernel: the numbers of `kernels/product.cu`.
 struct Tiles {
-    names: [&'static str; 3],
+    names: [&'static str; 5],
     m: usize,
     n: usize,
     k: usize,
     /// Warps that share the inner dimension.
     warps_k: usize,
+    threads: usize,
+    stages: usize,
+    /// Share of the peak that its products reach.
+    share: f64,
 }
 
-const STAGES: usize = 3;
-const THREADS: usize = 256;
 const SMALL: Tiles = Tiles {
-    names: ["product_small_nn", "product_small_nt", "product_small_tn"],
+    names: [
+        "product_small_nn",
+        "product_small_nt",
+        "product_small_tn",
+        "product_small_nn_gather",
+        "product_small_tn_gather",
+    ],
     m: 16,
     n: 24,
     k: 64,
     warps_k: 8,
+    threads: 256,
+    stages: 5,
+    share: 0.5,
 };
 const MEDIUM: Tiles = Tiles {
-    names: ["product_medium_nn", "product_medium_nt", "product_medium_tn"],
+    names: [
+        "product_medium_nn",
+        "product_medium_nt",
+        "product_medium_tn",
+        "product_medium_nn_gather",
+        "product_medium_tn_gather",
+    ],
     m: 64,
     n: 40,
     k: 32,
     warps_k: 2,
+    threads: 256,
+    stages: 3,
+    share: 0.65,
 };
-const LARGE: Tiles = Tiles {
-    names: ["product_large_nn", "product_large_nt", "product_large_tn"],
-    m: 128,
+const WIDE: Tiles = Tiles {
+    names: [
+        "product_wide_nn",
+        "product_wide_nt",
+        "product_wide_tn",
+        "product_wide_nn_gather",
+        "product_wide_tn_gather",
+    ],
+    m: 64,
     n: 80,
     k: 16,
     warps_k: 1,
+    threads: 128,
+    stages: 3,
+    share: 0.8,
+};
+const LARGE: Tiles = Tiles {
+    names: [
+        "product_large_nn",
+        "product_large_nt",
+        "product_large_tn",
+        "product_large_nn_gather",
+        "product_large_tn_gather",
+    ],
+    m: 128,
+    n: 80,
+    k: 32,
+    warps_k: 1,
+    threads: 256,
+    stages: 3,
+    share: 0.9,
 };
 
 impl Tiles {
@@ -63,20 +113,21 @@ impl Tiles {
             _ => inner + 8,
         };
         let a = match operands {
-            Operands::Tn => self.k * padded(self.m, false),
+            Operands::Tn | Operands::TnGather => self.k * padded(self.m, false),
             _ => self.m * padded(self.k, true),
         };
         let b = match operands {
             Operands::Nt => self.n * padded(self.k, true),
             _ => self.k * padded(self.n, false),
         };
-        size * (STAGES * (a + b)).max(self.warps_k * self.m * (self.n + 2))
+        size * (self.stages * (a + b)).max(self.warps_k * self.m * (self.n + 2))
     }
 }
 
 /// Products that are started together.
 pub struct ProductLaunch {
     name: &'static str,
+    threads: usize,
     products: Products,
     shared: usize,
     /// Numbers of workspace that it needs.
@@ -92,7 +143,7 @@ impl ProductLaunch {
     }
 
     fn of(device: &Device, operands: Operands, tasks: &[Task]) -> ProductLaunch {
-        let (tiles, pieces) = choose(device.multiprocessors, tasks);
+        let (tiles, pieces) = choose(device, tasks);
         let mut products = Products { n_tasks: tasks.len() as i32, ..Products::default() };
         let (mut first, mut splits) = (0, Vec::new());
         for (slot, task) in products.tasks.iter_mut().zip(tasks) {
@@ -114,6 +165,7 @@ impl ProductLaunch {
         let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32) && splits.iter().any(|&n| n > 1);
         ProductLaunch {
             name: tiles.names[operands as usize],
+            threads: tiles.threads,
             shared: tiles.shared(operands, device.numbers.size()),
             workspace: if adds { first as usize * tiles.m * tiles.n } else { 0 },
             products,
@@ -133,22 +185,60 @@ impl ProductLaunch {
     }
 
     pub fn launch(&self, device: &Device) -> Result<()> {
-        device.launch(self.name, self.tiles(), THREADS, self.shared, arguments![self.products])
+        self.launch_on(device, device.stream())
+    }
+
+    pub fn launch_on(&self, device: &Device, stream: Stream) -> Result<()> {
+        device.launch_on(
+            stream,
+            self.name,
+            self.tiles(),
+            self.threads,
+            self.shared,
+            arguments![self.products],
+        )
     }
 }
 
-/// Tiles, and pieces of the longest product, that fill a device with so many multiprocessors.
-fn choose(multiprocessors: usize, tasks: &[Task]) -> (&'static Tiles, usize) {
+/// The tiles, and the pieces of the longest product, that take the shortest time by a simple estimate: a multiprocessor
+/// multiplies and loads so many numbers in a cycle, a step of the pipeline and an added piece take some time each.
+fn choose(device: &Device, tasks: &[Task]) -> (&'static Tiles, usize) {
     let longest = tasks.iter().map(|t| t.k as usize).max().unwrap_or(0);
-    let long = |k: usize| (longest / k).max(1);
-    let pieces = |tiles: &Tiles, waves: usize, piece: usize| {
-        (waves * multiprocessors).div_ceil(tiles.count(tasks).max(1)).clamp(1, long(piece))
+    let (per_cycle, size) = match device.numbers {
+        Numbers::F64 => (110.0, 8.0),
+        Numbers::F32 => (250.0, 4.0),
+        Numbers::Tf32 => (500.0, 4.0),
     };
-    if LARGE.count(tasks) * long(2048) >= multiprocessors {
-        return (&LARGE, if longest >= 4096 { pieces(&LARGE, 4, 2048) } else { 1 });
+    let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32);
+    let cost = |tiles: &Tiles, pieces: usize| {
+        let k = longest.div_ceil(pieces).next_multiple_of(tiles.k) as f64;
+        let rounds = (tiles.count(tasks) * pieces).div_ceil(device.multiprocessors) as f64;
+        let (m, n) = (tiles.m as f64, tiles.n as f64);
+        let multiply = m * n * k / (per_cycle * tiles.share);
+        let load = (m + n) * k * size / 45.0;
+        let end = m * n / tiles.threads as f64 * if adds { 60.0 } else { 25.0 } + 1500.0;
+        let steps = k / tiles.k as f64 * 700.0 / (tiles.stages as f64 - 1.0);
+        let add = match (pieces, adds) {
+            (1, _) => 0.0,
+            (_, true) => 2500.0 + pieces as f64 * (500.0 + m * n / 256.0 * 8.0),
+            (_, false) => pieces as f64 * 600.0,
+        };
+        // Blocks that share a multiprocessor hide each other's ends and waits; large ones of doubles have it alone.
+        let alone = tiles.n * tiles.m >= LARGE.n * LARGE.m && size == 8.0;
+        let busy = rounds * (multiply.max(load) + if alone { end } else { 0.4 * end });
+        busy.max(steps + end) + add
+    };
+    let mut best = (f64::INFINITY, &SMALL, 1);
+    for tiles in [&SMALL, &MEDIUM, &WIDE, &LARGE] {
+        for pieces in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64] {
+            if pieces > 1 && longest / pieces < 4 * tiles.k.max(32) {
+                continue;
+            }
+            let time = cost(tiles, pieces);
+            if time < best.0 {
+                best = (time, tiles, pieces);
+            }
+        }
     }
-    if MEDIUM.count(tasks) * 10 >= 8 * multiprocessors || longest >= 512 {
-        return (&MEDIUM, if longest >= 512 { pieces(&MEDIUM, 1, 128) } else { 1 });
-    }
-    (&SMALL, 1)
+    (best.1, best.2)
 }

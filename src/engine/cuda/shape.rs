@@ -4,6 +4,7 @@ use super::device::{Buffer, Device};
 use super::layout::{self, Batch, Columns, Kind, Task, View};
 use super::network::{Network, SeriesOnDevice, n_blocks, padded};
 use super::products::{Operands, ProductLaunch};
+use super::rows::Rows;
 use super::sys::DevicePtr;
 use crate::Result;
 use crate::model::dp::Dp;
@@ -29,75 +30,6 @@ impl Arena {
         let at = self.base + self.end as u64;
         self.end += bytes.next_multiple_of(256);
         at
-    }
-}
-
-/// How atoms become rows: by type, then by frame.
-struct Rows {
-    frame: Vec<u32>,
-    local: Vec<u32>,
-    input: Vec<u32>,
-    vacuum: Vec<u32>,
-    dl: Vec<u32>,
-    de: Vec<u32>,
-    /// `[n_frames, n_types, 2]`
-    of_frame: Vec<u32>,
-    /// `[n_types + 1]` first input row of each group.
-    group: Vec<u32>,
-    /// First row and rows of each stack of coefficients.
-    stacks: Vec<(usize, usize)>,
-}
-
-impl Rows {
-    fn new(model: &Dp, frames: &[FrameShape], n_stacks: usize) -> Self {
-        let n_types = model.n_types();
-        let mut rows = Rows {
-            frame: Vec::new(),
-            local: Vec::new(),
-            input: Vec::new(),
-            vacuum: Vec::new(),
-            dl: Vec::new(),
-            de: Vec::new(),
-            of_frame: vec![0; frames.len() * n_types * 2],
-            group: vec![0],
-            stacks: Vec::new(),
-        };
-        let mut input = 0;
-        for t in 0..n_types {
-            let first = rows.frame.len();
-            for (f, frame) in frames.iter().enumerate() {
-                let (start, end) = (frame.block[t], frame.block[t + 1]);
-                rows.of_frame[2 * (f * n_types + t)] = rows.frame.len() as u32;
-                rows.of_frame[2 * (f * n_types + t) + 1] = end - start;
-                rows.frame.extend((start..end).map(|_| f as u32));
-                rows.local.extend(start..end);
-            }
-            let n = (rows.frame.len() - first) as u32;
-            rows.input.extend(input..input + n);
-            input += n;
-            if model.removes_vacuum(t) {
-                rows.vacuum.extend(input..input + n);
-                input += n;
-            } else {
-                rows.vacuum.extend((0..n).map(|_| u32::MAX));
-            }
-            rows.group.push(input);
-            if n_stacks > 1 {
-                rows.stacks.push((first, n as usize));
-            }
-        }
-        if n_stacks == 1 {
-            rows.stacks.push((0, rows.frame.len()));
-        }
-        for &(first, n) in &rows.stacks {
-            rows.dl.extend((0..n).map(|k| (2 * first + k) as u32));
-            rows.de.extend((0..n).map(|k| (2 * first + n + k) as u32));
-        }
-        rows
-    }
-
-    fn n(&self) -> usize {
-        self.frame.len()
     }
 }
 
@@ -412,7 +344,8 @@ impl<'a> Builder<'a> {
     fn describe(&self, tangent: bool) -> Vec<ProductLaunch> {
         let (m1, tk) = (self.model().n_embed(), self.n_terms());
         let ldm = padded(m1);
-        self.stacks(Operands::Nn, |s, first, n| Task {
+        let operands = if tangent { Operands::Nn } else { Operands::NnGather };
+        self.stacks(operands, |s, first, n| Task {
             a: self.at(self.batch.q_dot, 4 * first * tk),
             rows: if tangent { 0 } else { self.batch.row_q + 8 * 2 * first as u64 },
             lda: tk as i32,
@@ -449,7 +382,7 @@ impl<'a> Builder<'a> {
     fn dl_c(&self) -> Vec<ProductLaunch> {
         let (m1, tk) = (self.model().n_embed(), self.n_terms());
         let ldm = padded(m1);
-        self.stacks(Operands::Tn, |s, first, n| Task {
+        self.stacks(Operands::TnGather, |s, first, n| Task {
             rows: self.batch.row_q + 8 * 2 * first as u64,
             lda: tk as i32,
             b: self.at(self.batch.da, 8 * first * ldm),
@@ -495,7 +428,7 @@ impl<'a> Builder<'a> {
         let (mut tasks, mut places, mut end, mut block, mut most) = (Vec::new(), Vec::new(), 0, 0, 1);
         let double = |at: usize| partial + 8 * at as u64;
         for (c, group) in self.groups.iter().enumerate() {
-            let rows_each = (group.n / 64).max(32);
+            let rows_each = (group.n / 64).max(8);
             let chunks = group.n.div_ceil(rows_each).max(1);
             for (l, shape) in self.model().fitting[c].layers.iter().enumerate() {
                 let m = &group.layers[l];

@@ -62,7 +62,7 @@ impl Store {
                 blob,
                 frame.blob.as_ptr().cast(),
                 frame.blob.len(),
-                self.device.stream(),
+                self.device.stream().handle(),
             )
         };
         self.device.check(code, "copy a frame to the GPU")?;
@@ -109,7 +109,8 @@ impl Store {
     fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
         let mut ptr = 0;
         // SAFETY: `ptr` is valid for writing.
-        let code = unsafe { (self.device.driver().mem_alloc_async)(&mut ptr, bytes, self.device.stream()) };
+        let code =
+            unsafe { (self.device.driver().mem_alloc_async)(&mut ptr, bytes, self.device.stream().handle()) };
         self.device.check(code, &format!("get {bytes} bytes of GPU memory for a frame"))?;
         Ok(ptr)
     }
@@ -119,7 +120,7 @@ impl Store {
             return Ok(());
         }
         // SAFETY: freed once, after all work of the stream that uses it.
-        let code = unsafe { (self.device.driver().mem_free_async)(ptr, self.device.stream()) };
+        let code = unsafe { (self.device.driver().mem_free_async)(ptr, self.device.stream().handle()) };
         self.device.check(code, "free the memory of a frame")
     }
 }
@@ -137,7 +138,7 @@ impl Drop for Store {
 /// Threads and shared memory of the kernels that walk over the pairs of a row: the numbers of `pairs.cu`.
 pub fn feature_launch(terms: usize, size: usize) -> (usize, usize) {
     const GROUP: usize = 8;
-    const CHUNK: usize = 128;
+    const CHUNK: usize = 160;
     const SHARES: usize = 16;
     let groups = terms / GROUP;
     ((groups * SHARES).next_multiple_of(32), (8 + 4 * groups) * (CHUNK + 2) * size)

@@ -17,6 +17,7 @@ pub const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
 pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub const ATTRIBUTE_SHARED_OPTIN: c_int = 97;
+pub const FUNCTION_STATIC_SHARED: c_int = 1;
 pub const FUNCTION_MAX_DYNAMIC_SHARED: c_int = 8;
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
@@ -89,6 +90,7 @@ functions! {
         module_load_data = "cuModuleLoadData" (*mut Handle, *const c_void);
         module_get_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
         func_set_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
+        func_get_attribute = "cuFuncGetAttribute" (*mut c_int, c_int, Handle);
         launch_kernel = "cuLaunchKernel" (
             Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
         );

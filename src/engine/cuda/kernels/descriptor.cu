@@ -5,6 +5,17 @@ __device__ __forceinline__ void load_a(real* to, const Batch& b, const real* fro
     for (int i = threadIdx.x; i < 4 * b.ldm; i += blockDim.x) to[i] = a[i];
 }
 
+// Walks over the elements [m, k] of a descriptor, a block's width at a time, without a division for each.
+struct Steps {
+    int m, k, dm, dk;
+    __device__ __forceinline__ Steps(int m2)
+        : m(threadIdx.x / m2), k(threadIdx.x % m2), dm(blockDim.x / m2), dk(blockDim.x % m2) {}
+    __device__ __forceinline__ void next(int m2) {
+        m += dm, k += dk;
+        if (k >= m2) m++, k -= m2;
+    }
+};
+
 // Q of each row, then its tangent.
 extern "C" __global__ void begin(const __grid_constant__ Batch b) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -22,8 +33,9 @@ extern "C" __global__ void descriptor(const __grid_constant__ Batch b) {
     load_a(a, b, b.a, row);
     __syncthreads();
     real* x = b.x[center] + (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
-    for (int i = threadIdx.x; i < n_d; i += blockDim.x) {
-        int m = i / m2, k = i % m2;
+    Steps s(m2);
+    for (int i = threadIdx.x; i < n_d; i += blockDim.x, s.next(m2)) {
+        int m = s.m, k = s.k;
         x[i] = fused(a[m], a[k], fused(a[ldm + m], a[ldm + k],
                fused(a[2 * ldm + m], a[2 * ldm + k], a[3 * ldm + m] * a[3 * ldm + k])));
     }
@@ -50,8 +62,9 @@ extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
     load_a(a_dot, b, b.a_dot, row);
     __syncthreads();
     real* x = b.x[center] + (size_t)(n + b.row_input[row] - first) * b.ldx;
-    for (int i = threadIdx.x; i < n_d; i += blockDim.x) {
-        int m = i / m2, k = i % m2;
+    Steps s(m2);
+    for (int i = threadIdx.x; i < n_d; i += blockDim.x, s.next(m2)) {
+        int m = s.m, k = s.k;
         real sum = real(0);
 #pragma unroll
         for (int c = 0; c < 4; c++)
@@ -66,9 +79,11 @@ extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
 }
 
 // t[c][m] += d_d[m, k] a[c][k], t[c][k] += d_d[m, k] a[c][m] for one row.
-__device__ void adjoint_add(real* t, real* d_d, real* halves, const real* a, const real* from, int m1, int m2, int ldm) {
+#define PIECES 8
+__device__ void adjoint_add(real* t, real* d_d, real* pieces, const real* a, const real* from, int m1, int m2, int ldm) {
     int pitch = m2 + 1;
-    for (int i = threadIdx.x; i < m1 * m2; i += blockDim.x) d_d[i / m2 * pitch + i % m2] = from[i];
+    Steps s(m2);
+    for (int i = threadIdx.x; i < m1 * m2; i += blockDim.x, s.next(m2)) d_d[s.m * pitch + s.k] = from[i];
     __syncthreads();
     for (int m = threadIdx.x; m < m1; m += blockDim.x) {
         real sum[4] = {t[m], t[ldm + m], t[2 * ldm + m], t[3 * ldm + m]};
@@ -80,33 +95,42 @@ __device__ void adjoint_add(real* t, real* d_d, real* halves, const real* a, con
 #pragma unroll
         for (int c = 0; c < 4; c++) t[c * ldm + m] = sum[c];
     }
-    // The other part in two halves of m, so that all threads have work.
-    for (int i = threadIdx.x; i < 8 * m2; i += blockDim.x) {
-        int k = i % m2, c = i / m2 % 4, half = i / m2 / 4;
-        int middle = (m1 + 1) / 2, end = half ? m1 : middle;
-        real sum = real(0);
-        for (int m = half ? middle : 0; m < end; m++) sum = fused(d_d[m * pitch + k], a[c * ldm + m], sum);
-        halves[i] = sum;
+    // The other part in pieces of m, so that all threads have work.
+    for (int i = threadIdx.x; i < PIECES * m2; i += blockDim.x) {
+        int k = i % m2, piece = i / m2;
+        real sum[4] = {};
+        for (int m = piece; m < m1; m += PIECES) {
+            real e = d_d[m * pitch + k];
+#pragma unroll
+            for (int c = 0; c < 4; c++) sum[c] = fused(e, a[c * ldm + m], sum[c]);
+        }
+#pragma unroll
+        for (int c = 0; c < 4; c++) pieces[(c * m2 + k) * PIECES + piece] = sum[c];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < 4 * m2; i += blockDim.x) t[i / m2 * ldm + i % m2] += halves[i] + halves[4 * m2 + i];
+    for (int i = threadIdx.x; i < 4 * m2; i += blockDim.x) {
+        real sum = real(0);
+#pragma unroll
+        for (int piece = 0; piece < PIECES; piece++) sum += pieces[i * PIECES + piece];
+        t[i / m2 * ldm + i % m2] += sum;
+    }
     __syncthreads();
 }
 
 // dE/dA of every row (second 0), or dL/dA from dL/dinput and, along the direction, dE/dinput (second 1).
 extern "C" __global__ void __launch_bounds__(128) descriptor_adjoint(const __grid_constant__ Batch b, int second) {
     int row = blockIdx.x, m1 = b.m1, m2 = b.m2, ldm = b.ldm;
-    real *a = (real*)shared_bytes, *t = a + 4 * ldm, *halves = t + 4 * ldm, *d_d = halves + 8 * m2;
+    real *a = (real*)shared_bytes, *t = a + 4 * ldm, *pieces = t + 4 * ldm, *d_d = pieces + 4 * PIECES * m2;
     int center = center_of_row(b, row);
     size_t at = (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
     load_a(a, b, b.a, row);
     for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) t[i] = real(0);
     __syncthreads();
-    adjoint_add(t, d_d, halves, a, (second ? b.dl_x : b.de_x)[center] + at, m1, m2, ldm);
+    adjoint_add(t, d_d, pieces, a, (second ? b.dl_x : b.de_x)[center] + at, m1, m2, ldm);
     if (second) {
         load_a(a, b, b.a_dot, row);
         __syncthreads();
-        adjoint_add(t, d_d, halves, a, b.de_x[center] + at, m1, m2, ldm);
+        adjoint_add(t, d_d, pieces, a, b.de_x[center] + at, m1, m2, ldm);
     }
     real* out = b.da + (size_t)(second ? b.row_dl : b.row_de)[row] * 4 * ldm;
     for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) out[i] = t[i];

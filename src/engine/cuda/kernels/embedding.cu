@@ -2,7 +2,7 @@
 // The formulas of engine/cpu/chebyshev.rs and engine/cpu/net.rs.
 
 // Nodes of one block.
-#define NODES 8
+#define NODES 4
 
 // Where layer l keeps y, f and d for all nodes of a net.
 __device__ __forceinline__ double* trace_of(const Embedding& e, int net, int l, int part) {
@@ -11,11 +11,19 @@ __device__ __forceinline__ double* trace_of(const Embedding& e, int net, int l, 
     return at + part * e.terms * e.layers[l].n_out;
 }
 
+// The parameters of a net, in shared memory where they fit (`room` numbers), else where they are.
+__device__ __forceinline__ const double* near(double* shared, const double* params, int size, int room) {
+    if (size > room) return params;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < size; i += blockDim.x) shared[i] = params[i];
+    return shared;
+}
+
 // The nets at NODES nodes for each block.
-extern "C" __global__ void __launch_bounds__(256) embed_forward(const __grid_constant__ Embedding e) {
-    double* x = (double*)shared_bytes;
+extern "C" __global__ void __launch_bounds__(256) embed_forward(const __grid_constant__ Embedding e, int room) {
+    double* x = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
     int net = blockIdx.x / e.chunks, first = blockIdx.x % e.chunks * NODES;
-    const double* params = e.params + (size_t)net * e.net_size;
+    const double* params = near((double*)shared_bytes, e.params + (size_t)net * e.net_size, e.net_size, room);
     if (threadIdx.x < NODES) x[threadIdx.x] = e.nodes[first + threadIdx.x];
     int width = 1;
     for (int l = 0; l < e.n_layers; l++) {
@@ -45,9 +53,9 @@ extern "C" __global__ void __launch_bounds__(256) embed_forward(const __grid_con
 }
 
 // Coefficients = transform * values at the nodes, and how large the last of them are.
-extern "C" __global__ void __launch_bounds__(128) embed_transform(const __grid_constant__ Embedding e) {
+extern "C" __global__ void __launch_bounds__(256) embed_transform(const __grid_constant__ Embedding e) {
     __shared__ double weights[NODES][192];
-    __shared__ double scratch[8];
+    __shared__ double scratch[16];
     int net = blockIdx.x / e.chunks, first = blockIdx.x % e.chunks * NODES;
     int m1 = e.layers[e.n_layers - 1].n_out, terms = e.terms;
     const double* values = trace_of(e, net, e.n_layers - 1, 0);
@@ -56,19 +64,21 @@ extern "C" __global__ void __launch_bounds__(128) embed_transform(const __grid_c
     __syncthreads();
     double last = 0, largest = 0;
     real* out = e.c + ((size_t)e.place[net] * terms + first) * e.ldm;
-    for (int m = threadIdx.x; m < m1; m += blockDim.x) {
-        double sum[NODES] = {};
-#pragma unroll 4
+    // Two threads share the rows of a column.
+    int half = threadIdx.x % 2 * (NODES / 2);
+    for (int m = threadIdx.x / 2; m < m1; m += blockDim.x / 2) {
+        double sum[NODES / 2] = {};
+#pragma unroll 8
         for (int n = 0; n < terms; n++) {
             double v = values[n * m1 + m];
 #pragma unroll
-            for (int k = 0; k < NODES; k++) sum[k] = fma(weights[k][n], v, sum[k]);
+            for (int k = 0; k < NODES / 2; k++) sum[k] = fma(weights[half + k][n], v, sum[k]);
         }
 #pragma unroll
-        for (int k = 0; k < NODES; k++) {
-            out[k * e.ldm + m] = (real)(sum[k] * e.scale);
+        for (int k = 0; k < NODES / 2; k++) {
+            out[(half + k) * e.ldm + m] = (real)(sum[k] * e.scale);
             largest = fmax(largest, fabs(sum[k]));
-            if (first + k >= terms - 3) last = fmax(last, fabs(sum[k]));
+            if (first + half + k >= terms - 3) last = fmax(last, fabs(sum[k]));
         }
     }
     for (int step = 16; step > 0; step >>= 1) {
@@ -79,17 +89,20 @@ extern "C" __global__ void __launch_bounds__(128) embed_transform(const __grid_c
     if (threadIdx.x % 32 == 0) scratch[2 * warp] = last, scratch[2 * warp + 1] = largest;
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int w = 1; w < 4; w++) last = fmax(last, scratch[2 * w]), largest = fmax(largest, scratch[2 * w + 1]);
+        for (int w = 1; w < 8; w++) last = fmax(last, scratch[2 * w]), largest = fmax(largest, scratch[2 * w + 1]);
         e.tails[2 * blockIdx.x] = last;
         e.tails[2 * blockIdx.x + 1] = largest;
     }
 }
 
 // From dL/dcoefficients to the gradient of the nets, NODES nodes for each block; blocks are added up by `reduce`.
-extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_constant__ Embedding e) {
-    double* shared = (double*)shared_bytes;
+extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_constant__ Embedding e, int room) {
+    __shared__ double weights[192][NODES];
+    double* shared = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
     int net = blockIdx.x / e.chunks, chunk = blockIdx.x % e.chunks, first = chunk * NODES;
-    const double* params = e.params + (size_t)net * e.net_size;
+    const double* params = near((double*)shared_bytes, e.params + (size_t)net * e.net_size, e.net_size, room);
+    for (int i = threadIdx.x; i < NODES * e.terms; i += blockDim.x)
+        weights[i / NODES][i % NODES] = e.transform[i / NODES * e.terms + first + i % NODES];
     double* grad = e.partial + ((size_t)chunk * e.n_nets + net) * e.net_size;
     int widest = 1;
     for (int l = 0; l < e.n_layers; l++) widest = max(widest, e.layers[l].n_out);
@@ -97,16 +110,18 @@ extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_co
     double* dl_x = shared + 3 * NODES * widest;
     int m1 = e.layers[e.n_layers - 1].n_out, terms = e.terms;
     const real* dl_c = e.dl_c + (size_t)e.place[net] * terms * e.ldm;
-    for (int m = threadIdx.x; m < m1; m += blockDim.x) {
-        double sum[NODES] = {};
-#pragma unroll 4
+    __syncthreads();
+    int half = threadIdx.x % 2 * (NODES / 2);
+    for (int m = threadIdx.x / 2; m < m1; m += blockDim.x / 2) {
+        double sum[NODES / 2] = {};
+#pragma unroll 8
         for (int k = 0; k < terms; k++) {
             double v = (double)dl_c[k * e.ldm + m] * e.scale;
 #pragma unroll
-            for (int r = 0; r < NODES; r++) sum[r] = fma(e.transform[k * terms + first + r], v, sum[r]);
+            for (int r = 0; r < NODES / 2; r++) sum[r] = fma(weights[k][half + r], v, sum[r]);
         }
 #pragma unroll
-        for (int r = 0; r < NODES; r++) dl_y[r * m1 + m] = sum[r];
+        for (int r = 0; r < NODES / 2; r++) dl_y[(half + r) * m1 + m] = sum[r];
     }
     for (int l = e.n_layers - 1; l >= 0; l--) {
         const Layer& layer = e.layers[l];
@@ -138,8 +153,13 @@ extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_co
             int r = i / n_in, k = i % n_in;
             const double* w = params + layer.w + (size_t)k * n;
             double sum = 0;
+            // Threads start at different columns, so that they read from different banks.
+            int o = k % n;
 #pragma unroll 4
-            for (int o = 0; o < n; o++) sum = fma(dl_z[r * n + o], w[o], sum);
+            for (int c = 0; c < n; c++) {
+                sum = fma(dl_z[r * n + o], w[o], sum);
+                o = o + 1 == n ? 0 : o + 1;
+            }
             if (layer.shortcut)
                 for (int o = k; o < n; o += n_in) sum += dl_y[r * n + o];
             dl_x[i] = sum;

@@ -3,7 +3,7 @@
 // Terms of the series that a thread carries in registers, pairs that a block works on at once, and threads that
 // share the pairs of one group of terms.
 #define GROUP 8
-#define CHUNK 128
+#define CHUNK 160
 #define STRIDE (CHUNK + 2)
 #define SHARES 16
 
@@ -67,51 +67,49 @@ template <bool MOVES> __device__ void features_of_row(real* out, const Batch& b,
         for (int k = 0; k < 3; k++) u_i[k] = dl_force[3 * frame.order[local] + k];
         for (int k = 0; k < 9; k++) strain[k] = b.wants_virial ? b.dl_virial[9 * f + k] : 0.0;
     }
-    for (int t = 0; t < n_types; t++) {
-        real sums[4 * GROUP];
+    real sums[4 * GROUP];
 #pragma unroll
-        for (int i = 0; i < 4 * GROUP; i++) sums[i] = real(0);
-        for (int p0 = start[t]; p0 < (int)start[t + 1]; p0 += CHUNK) {
-            int n = min(CHUNK, (int)start[t + 1] - p0);
-            __syncthreads();
-            for (int i = threadIdx.x; i < n; i += blockDim.x) {
-                Pair pair = pair_at(b, frame, p0 + i, center);
-                real a[4] = {pair.s, pair.q * pair.d[0], pair.q * pair.d[1], pair.q * pair.d[2]}, turn[4];
-                if (MOVES) {
-                    const double* dl_force = b.dl_force + (size_t)f * b.atom_stride * 3 + 3 * (size_t)frame.j[p0 + i];
-                    real v[3], along = 0;
-                    for (int k = 0; k < 3; k++) {
-                        real bend = (real)strain[k] * pair.d[0] + (real)strain[3 + k] * pair.d[1] +
-                                    (real)strain[6 + k] * pair.d[2];
-                        v[k] = (real)(u_i[k] - dl_force[k]) - bend;
-                        along += pair.d[k] * v[k];
-                    }
-                    real s_dot = pair.s_slope * along;
-                    for (int c = 0; c < 4; c++) {
-                        turn[c] = inv_half * s_dot * a[c];
-                        rows[(4 + c) * STRIDE + i] = turn[c];
-                    }
-                    a[0] = s_dot;
-                    for (int k = 0; k < 3; k++) a[k + 1] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
+    for (int i = 0; i < 4 * GROUP; i++) sums[i] = real(0);
+    int end = start[n_types], t = 0;
+    for (int p0 = start[0];; p0 += CHUNK) {
+        int n = min(CHUNK, end - p0);
+        __syncthreads();
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            Pair pair = pair_at(b, frame, p0 + i, center);
+            real a[4] = {pair.s, pair.q * pair.d[0], pair.q * pair.d[1], pair.q * pair.d[2]};
+            if (MOVES) {
+                const double* dl_force = b.dl_force + (size_t)f * b.atom_stride * 3 + 3 * (size_t)frame.j[p0 + i];
+                real v[3], along = 0;
+                for (int k = 0; k < 3; k++) {
+                    real bend = (real)strain[k] * pair.d[0] + (real)strain[3 + k] * pair.d[1] +
+                                (real)strain[6 + k] * pair.d[2];
+                    v[k] = (real)(u_i[k] - dl_force[k]) - bend;
+                    along += pair.d[k] * v[k];
                 }
-                for (int c = 0; c < 4; c++) rows[c * STRIDE + i] = a[c];
-                real x = (pair.s - middle) * inv_half, two_x = x + x;
-                real t_k = 1, t_old = x, u_k = 0, u_old = -1;
-                for (int g = 0; g < groups; g++) {
-                    real* at = starts + (size_t)g * 4 * STRIDE + i;
-                    at[0] = t_k, at[STRIDE] = t_old;
-                    if (MOVES) at[2 * STRIDE] = u_k, at[3 * STRIDE] = u_old;
+                real s_dot = pair.s_slope * along;
+                for (int c = 0; c < 4; c++) rows[(4 + c) * STRIDE + i] = inv_half * s_dot * a[c];
+                a[0] = s_dot;
+                for (int k = 0; k < 3; k++) a[k + 1] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
+            }
+            for (int c = 0; c < 4; c++) rows[c * STRIDE + i] = a[c];
+            real x = (pair.s - middle) * inv_half, two_x = x + x;
+            real t_k = 1, t_old = x, u_k = 0, u_old = -1;
+            for (int g = 0; g < groups; g++) {
+                real* at = starts + (size_t)g * 4 * STRIDE + i;
+                at[0] = t_k, at[STRIDE] = t_old;
+                if (MOVES) at[2 * STRIDE] = u_k, at[3 * STRIDE] = u_old;
 #pragma unroll
-                    for (int k = 0; k < GROUP; k++) {
-                        real next = fused(two_x, t_k, -t_old);
-                        t_old = t_k, t_k = next;
-                        if (MOVES) next = fused(two_x, u_k, -u_old), u_old = u_k, u_k = next;
-                    }
+                for (int k = 0; k < GROUP; k++) {
+                    real next = fused(two_x, t_k, -t_old);
+                    t_old = t_k, t_k = next;
+                    if (MOVES) next = fused(two_x, u_k, -u_old), u_old = u_k, u_k = next;
                 }
             }
-            __syncthreads();
-            if (!works) continue;
-            for (int i = share; i < n; i += SHARES) {
+        }
+        __syncthreads();
+        for (; t < n_types; t++) {
+            int first = max((int)start[t] - p0, 0), last = min((int)start[t + 1] - p0, n);
+            for (int i = first + share; works && i < last; i += SHARES) {
                 real a[4], turn[4];
                 for (int c = 0; c < 4; c++) {
                     a[c] = rows[c * STRIDE + i];
@@ -119,15 +117,16 @@ template <bool MOVES> __device__ void features_of_row(real* out, const Batch& b,
                 }
                 const real* at = starts + (size_t)group * 4 * STRIDE + i;
                 real t_k = at[0], t_old = at[STRIDE], u_k = 0, u_old = 0;
-                // 2 x from the first two terms would divide; the first group holds x itself.
+                // The first group holds x itself.
                 real x = starts[STRIDE + i], two_x = x + x, number = real(group * GROUP);
                 if (MOVES) u_k = at[2 * STRIDE], u_old = at[3 * STRIDE];
 #pragma unroll
                 for (int k = 0; k < GROUP; k++) {
+                    real slope = number * u_k;
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
                         sums[c * GROUP + k] = fused(t_k, a[c], sums[c * GROUP + k]);
-                        if (MOVES) sums[c * GROUP + k] = fused(number * u_k, turn[c], sums[c * GROUP + k]);
+                        if (MOVES) sums[c * GROUP + k] = fused(slope, turn[c], sums[c * GROUP + k]);
                     }
                     real next = fused(two_x, t_k, -t_old);
                     t_old = t_k, t_k = next;
@@ -135,25 +134,27 @@ template <bool MOVES> __device__ void features_of_row(real* out, const Batch& b,
                     number += real(1);
                 }
             }
-        }
-        share_out<2 * GROUP>(sums, lane);
-        if (works) {
-            int element = element_of(lane);
+            if ((int)start[t + 1] > p0 + n) break;  // this type goes on in the next chunk
+            share_out<2 * GROUP>(sums, lane);
+            if (works) {
+                int element = element_of(lane);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int c = (element + i) / GROUP, k = group * GROUP + (element + i) % GROUP;
-                real value = sums[i];
-                if (!MOVES && c == 0) {
-                    u32 padding = frame.padding[(size_t)local * n_types + t];
+                for (int i = 0; i < 2; i++) {
+                    int c = (element + i) / GROUP, k = group * GROUP + (element + i) % GROUP;
+                    real value = sums[i];
+                    u32 padding = !MOVES && c == 0 ? frame.padding[(size_t)local * n_types + t] : 0;
                     if (padding) {
                         const real* row = b.radial + 3 * center;
                         double s = -(double)row[0] * (double)row[1];
                         value += (real)(padding * s * polynomial(k, (s - b.middle) * b.inv_half));
                     }
+                    out[(size_t)c * tk + t * b.terms + k] = value;
                 }
-                out[(size_t)c * tk + t * b.terms + k] = value;
             }
+#pragma unroll
+            for (int i = 0; i < 4 * GROUP; i++) sums[i] = real(0);
         }
+        if (t == n_types) break;
     }
 }
 

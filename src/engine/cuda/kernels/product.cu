@@ -111,74 +111,112 @@ __device__ __forceinline__ Jet<real> kept_jet(const Task& t, size_t at) {
 }
 
 // What a shortcut brings to column `col`: the input itself, or the sum over the copies that were made of it.
-__device__ __forceinline__ real brought(const Task& t, int row, int col) {
+template <int KIND> __device__ __forceinline__ real brought(const Task& t, int row, int col) {
     if (!t.folds) return real(0);
     const real* x = t.shortcut + (size_t)row * t.ld_shortcut;
-    if (t.kind == FORWARD || t.kind == TANGENT) return x[col % t.fold];
-    real sum = real(0);
-    for (int k = 0; k < t.folds; k++) sum += x[col + k * t.fold];
+    if (KIND == FORWARD || KIND == TANGENT) return x[col < t.fold ? col : col % t.fold];
+    real sum = x[col];
+    for (int k = 1; k < t.folds; k++) sum += x[col + k * t.fold];
     return sum;
 }
 
 // One element of C and everything that follows from it.
-__device__ __forceinline__ void finish(const Task& t, int split_index, int row, int col, real value) {
+template <int KIND> __device__ __forceinline__ void finish(const Task& t, int split_index, int row, int col, real value) {
     size_t at = (size_t)row * t.ldc + col;
+    if (KIND == STORE) {
+        t.c[at] = value;
+        return;
+    }
+    if (KIND == PARTIAL) {
+        t.c[split_index * t.split_stride + at] = value;
+        return;
+    }
     real idt = t.idt ? t.idt[col] : real(1);
-    switch (t.kind) {
-        case STORE: t.c[at] = value; break;
-        case PARTIAL: t.c[split_index * t.split_stride + at] = value; break;
-        case FORWARD: {
-            Jet<real> j = jet(t.activation, value + (t.bias ? t.bias[col] : real(0)), (real)t.threshold);
-            t.f[at] = j.f;
-            if (t.activation != TANH) t.d[at] = j.d, t.dd[at] = j.dd;
-            t.y[(size_t)row * t.ldy + col] = idt * j.f + brought(t, row, col);
-            if (t.w_out) t.dz[at] = t.w_out[col] * j.d * idt;
-            break;
+    if (KIND == FORWARD) {
+        real shortcut = brought<KIND>(t, row, col);
+        Jet<real> j = jet(t.activation, value + (t.bias ? t.bias[col] : real(0)), (real)t.threshold);
+        t.f[at] = j.f;
+        if (t.activation != TANH) t.d[at] = j.d, t.dd[at] = j.dd;
+        t.y[(size_t)row * t.ldy + col] = idt * j.f + shortcut;
+        if (t.w_out) t.dz[at] = t.w_out[col] * j.d * idt;
+    }
+    if (KIND == TANGENT) {
+        Jet<real> j = kept_jet(t, at);
+        real shortcut = brought<KIND>(t, row, col);
+        t.z_dot[at] = value;
+        t.y[(size_t)row * t.ldy + col] = value * j.d * idt + shortcut;
+        if (t.w_out) {
+            real dl_y = t.dl_e[row] * t.w_out[col];
+            t.dl_y[at] = dl_y;
+            t.dz[at] = idt * (dl_y * j.d + t.w_out[col] * j.dd * value);
         }
-        case BACKWARD_E: {
-            value += brought(t, row, col);
-            t.c[at] = value;
-            if (t.dz) t.dz[at] = value * kept_jet(t, at).d * idt;
-            break;
-        }
-        case TANGENT: {
+    }
+    if (KIND == BACKWARD_E) {
+        value += brought<KIND>(t, row, col);
+        t.c[at] = value;
+        if (t.dz) t.dz[at] = value * kept_jet(t, at).d * idt;
+    }
+    if (KIND == BACKWARD_L) {
+        value += brought<KIND>(t, row, col);
+        if (t.dz) {
             Jet<real> j = kept_jet(t, at);
-            t.z_dot[at] = value;
-            t.y[(size_t)row * t.ldy + col] = value * j.d * idt + brought(t, row, col);
-            if (t.w_out) {
-                real dl_y = t.dl_e[row] * t.w_out[col];
-                t.dl_y[at] = dl_y;
-                t.dz[at] = idt * (dl_y * j.d + t.w_out[col] * j.dd * value);
-            }
-            break;
+            real de_y = t.de_y[(size_t)row * t.ld_de_y + col];
+            t.dz[at] = idt * (value * j.d + de_y * j.dd * t.z_dot[at]);
         }
-        case BACKWARD_L: {
-            value += brought(t, row, col);
-            t.c[at] = value;
-            if (t.dz) {
-                Jet<real> j = kept_jet(t, at);
-                real de_y = t.de_y[(size_t)row * t.ld_de_y + col];
-                t.dz[at] = idt * (value * j.d + de_y * j.dd * t.z_dot[at]);
-            }
-            break;
-        }
+        t.c[at] = value;
     }
 }
 
-// Copies one tile to shared memory. `outer` counts rows of memory, `inner` runs along them.
-template <int OUTER, int INNER, int LD, int THREADS>
-__device__ __forceinline__ void load_tile(real* to, const real* from, const real* const* rows, int ld, int outer0,
-                                          int n_outer, int inner0, int n_inner) {
-    constexpr int VEC = 16 / sizeof(real), PER_ROW = INNER / VEC, COUNT = OUTER * PER_ROW;
-    for (int v = threadIdx.x; v < COUNT; v += THREADS) {
-        int o = v / PER_ROW, i = v % PER_ROW * VEC;
-        int r = outer0 + o, left = r < n_outer ? n_inner - inner0 - i : 0;
-        int bytes = left <= 0 ? 0 : left >= VEC ? 16 : left * (int)sizeof(real);
-        if (!bytes) r = 0;
-        const real* row = rows ? rows[r >> 2] + (size_t)(r & 3) * ld : from + (size_t)r * ld;
-        copy_16(to + o * LD + i, bytes ? row + inner0 + i : row, bytes);
+// Copies the tiles of one operand to shared memory, step after step. Memory has rows (`outer`) of numbers (`inner`);
+// the product's inner dimension k runs along rows (ALONG_K) or from row to row. GATHER: every four rows are found in a
+// table.
+template <int OUTER, int INNER, int LD, int THREADS, bool ALONG_K, bool GATHER> struct Loader {
+    static constexpr int VEC = 16 / sizeof(real), PER_ROW = INNER / VEC, COUNT = OUTER * PER_ROW;
+    static constexpr int PASSES = (COUNT + THREADS - 1) / THREADS;
+    const real* at[PASSES];
+    int bytes[PASSES];  // of a whole step
+
+    __device__ __forceinline__ void start(const real* from, const real* const* rows, int ld, int outer0, int n_outer,
+                                          int inner0, int n_inner) {
+#pragma unroll
+        for (int p = 0; p < PASSES; p++) {
+            int v = p * THREADS + threadIdx.x, o = v / PER_ROW, i = v % PER_ROW * VEC;
+            // What lies along k is checked when it is loaded.
+            int left = ALONG_K ? VEC : n_inner - inner0 - i;
+            if (ALONG_K && outer0 + o >= n_outer) left = 0;
+            bytes[p] = left <= 0 ? 0 : left >= VEC ? 16 : left * (int)sizeof(real);
+            int r = bytes[p] && ALONG_K ? outer0 + o : ALONG_K ? 0 : outer0;
+            if (GATHER && !ALONG_K) at[p] = from;
+            else at[p] = (GATHER ? rows[r >> 2] + (r & 3) * ld : from + (size_t)r * ld) + (ALONG_K ? inner0 : 0);
+            if (ALONG_K) at[p] += i;
+            else if (!GATHER) at[p] += (size_t)o * ld + (bytes[p] ? inner0 + i : 0);
+        }
     }
-}
+
+    // One step at k, which ends at k1; afterwards stands at the next.
+    __device__ __forceinline__ void load(real* to, const real* const* rows, int ld, int k, int k1, int inner0) {
+#pragma unroll
+        for (int p = 0; p < PASSES; p++) {
+            int v = p * THREADS + threadIdx.x;
+            if (COUNT % THREADS && v >= COUNT) break;
+            int o = v / PER_ROW, i = v % PER_ROW * VEC, n = bytes[p];
+            if (ALONG_K) {
+                int left = (k1 - k - i) * (int)sizeof(real);
+                n = min(n, max(left, 0));
+            } else if (k + o >= k1) {
+                n = 0;
+            }
+            const real* row = at[p];
+            if (GATHER && !ALONG_K) {
+                int r = k + o < k1 ? k + o : k;
+                row = rows[r >> 2] + (r & 3) * ld + (n ? inner0 + i : 0);
+            }
+            copy_16(to + o * LD + i, n || GATHER ? row : at[p], n);
+            if (ALONG_K) at[p] += INNER;
+            else if (!GATHER) at[p] += (size_t)OUTER * ld;
+        }
+    }
+};
 
 // Leading dimension of a tile in shared memory: fragments of a warp then fall on different banks.
 template <int INNER, bool ALONG_K> struct Padded {
@@ -186,7 +224,7 @@ template <int INNER, bool ALONG_K> struct Padded {
                                                            : INNER + (INNER % 32 == 8 || INNER % 32 == 24 ? 0 : 8);
 };
 
-template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T> struct Tile {
+template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER = false> struct Tile {
     static constexpr int THREADS = 32 * WM * WN * WK;
     static constexpr int LDA = A_T ? Padded<BM, false>::LD : Padded<BK, true>::LD;
     static constexpr int LDB = B_T ? Padded<BK, true>::LD : Padded<BN, false>::LD;
@@ -194,6 +232,8 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     static constexpr int B_SIZE = B_T ? BN * LDB : BK * LDB;
     static constexpr int MT = BM / WM / 16, NT = BN / WN / 8;
     static constexpr int SIZE = BM * BN, LDC = BN + 2;
+    typedef Loader<A_T ? BK : BM, A_T ? BM : BK, LDA, THREADS, !A_T, GATHER> ALoader;
+    typedef Loader<B_T ? BN : BK, B_T ? BK : BN, LDB, THREADS, B_T, false> BLoader;
 
     static __device__ void run(const Products& p) {
         real* shared = (real*)shared_bytes;
@@ -219,34 +259,65 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
                 for (int e = 0; e < 4; e++) acc[i][j][e] = real(0);
 
         int steps = k1 > k0 ? (k1 - k0 + BK - 1) / BK : 0;
-        for (int s = 0; s < STAGES - 1; s++) {
-            if (s < steps) load(shared, s, t, row0, col0, k0 + s * BK, k1);
-            copies_commit();
+        ALoader load_a;
+        BLoader load_b;
+        const real* const* rows = t.rows;
+        int lda = t.lda, ldb = t.ldb;
+        if (steps) {
+            if (A_T) load_a.start(t.a, rows, lda, k0, k1, row0, t.m);
+            else load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
+            if (B_T) load_b.start(t.b, nullptr, ldb, col0, t.n, k0, k1);
+            else load_b.start(t.b, nullptr, ldb, k0, k1, col0, t.n);
         }
+        int next_k = k0, write = 0, read = 0;
+        auto load = [&]() {
+            real* a = shared + write * (A_SIZE + B_SIZE);
+            if (next_k < k1) {
+                load_a.load(a, rows, lda, next_k, k1, row0);
+                load_b.load(a + A_SIZE, nullptr, ldb, next_k, k1, col0);
+            }
+            copies_commit();
+            next_k += BK;
+            write = write + 1 == STAGES ? 0 : write + 1;
+        };
+#pragma unroll 1
+        for (int s = 0; s < STAGES - 1; s++) load();
+#pragma unroll 1
         for (int s = 0; s < steps; s++) {
             copies_wait<STAGES - 2>();
             __syncthreads();
-            int ahead = s + STAGES - 1;
-            if (ahead < steps) load(shared, ahead % STAGES, t, row0, col0, k0 + ahead * BK, k1);
-            copies_commit();
-            const real* a = shared + s % STAGES * (A_SIZE + B_SIZE);
+            load();
+            const real* a = shared + read * (A_SIZE + B_SIZE);
             multiply(acc, a, a + A_SIZE, wm, wn, wk, lane);
+            read = read + 1 == STAGES ? 0 : read + 1;
         }
         copies_wait<0>();
         __syncthreads();
         leave(acc, shared, wm, wn, wk, lane);
         __syncthreads();
-        bool cut = t.splits > 1 && t.kind != PARTIAL;
-        if (cut && !leave_piece(shared, p, t, local, split_index, n_tiles)) return;
-        const real* pieces = p.workspace + ((size_t)t.first_tile + local) * SIZE;
+        if (t.splits > 1 && t.kind != PARTIAL && !add_pieces(shared, p, t, local, split_index, n_tiles)) return;
+        // Which kinds there are follows from the operands.
+        if (A_T) {
+            if (t.kind == PARTIAL) finish_tile<PARTIAL>(t, shared, split_index, row0, col0);
+            else finish_tile<STORE>(t, shared, split_index, row0, col0);
+        } else if (B_T) {
+            if (t.kind == BACKWARD_E) finish_tile<BACKWARD_E>(t, shared, split_index, row0, col0);
+            else if (t.kind == BACKWARD_L) finish_tile<BACKWARD_L>(t, shared, split_index, row0, col0);
+            else finish_tile<STORE>(t, shared, split_index, row0, col0);
+        } else {
+            if (!GATHER && t.kind == FORWARD) finish_tile<FORWARD>(t, shared, split_index, row0, col0);
+            else if (!GATHER && t.kind == TANGENT) finish_tile<TANGENT>(t, shared, split_index, row0, col0);
+            else finish_tile<STORE>(t, shared, split_index, row0, col0);
+        }
+    }
+
+    template <int KIND> static __device__ __forceinline__ void finish_tile(const Task& task, const real* shared,
+                                                                           int split_index, int row0, int col0) {
+        const Task t = task;
+#pragma unroll 4
         for (int i = threadIdx.x; i < SIZE; i += THREADS) {
             int row = row0 + i / BN, col = col0 + i % BN;
-            if (row >= t.m || col >= t.n) continue;
-            real value = real(0);
-            if (cut)
-                for (int s = 0; s < t.splits; s++) value += __ldcg(pieces + (size_t)s * n_tiles * SIZE + i);
-            else value = added(shared, i);
-            finish(t, split_index, row, col, value);
+            if (row < t.m && col < t.n) finish<KIND>(t, split_index, row, col, added(shared, i));
         }
     }
 
@@ -270,12 +341,16 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
                 for (int e = 0; e < 4; e++) to[(i * 16 + e / 2 * 8) * LDC + j * 8 + e % 2] = acc[i][j][e];
     }
 
-    // Leaves this block's piece of the sum over k; true for the block that comes last and adds up all of them.
-    static __device__ bool leave_piece(const real* shared, const Products& p, const Task& t, int local, int split_index,
-                                       int n_tiles) {
+    // Leaves this block's piece of the sum over k. The block that comes last adds up all of them, from the first to the
+    // last, in place of its own part of the tile (true).
+    static __device__ bool add_pieces(real* shared, const Products& p, const Task& t, int local, int split_index,
+                                      int n_tiles) {
+        constexpr int EACH = SIZE / THREADS, REST = SIZE % THREADS;
+        static_assert(REST == 0 || EACH == 1, "threads share a tile evenly");
         __shared__ bool last;
-        real* mine = p.workspace + ((size_t)t.first_tile + (size_t)split_index * n_tiles + local) * SIZE;
-        for (int i = threadIdx.x; i < SIZE; i += THREADS) mine[i] = added(shared, i);
+        real* pieces = p.workspace + ((size_t)t.first_tile + local) * SIZE;
+        size_t stride = (size_t)n_tiles * SIZE;
+        for (int i = threadIdx.x; i < SIZE; i += THREADS) pieces[split_index * stride + i] = added(shared, i);
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -285,71 +360,84 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
             __threadfence();
         }
         __syncthreads();
-        return last;
-    }
-
-    static __device__ __forceinline__ void load(real* shared, int stage, const Task& t, int row0, int col0, int k,
-                                                int k1) {
-        real* a = shared + stage * (A_SIZE + B_SIZE);
-        if (A_T) load_tile<BK, BM, LDA, THREADS>(a, t.a, t.rows, t.lda, k, k1, row0, t.m);
-        else load_tile<BM, BK, LDA, THREADS>(a, t.a, t.rows, t.lda, row0, t.m, k, k1);
-        real* b = a + A_SIZE;
-        if (B_T) load_tile<BN, BK, LDB, THREADS>(b, t.b, nullptr, t.ldb, col0, t.n, k, k1);
-        else load_tile<BK, BN, LDB, THREADS>(b, t.b, nullptr, t.ldb, k, k1, col0, t.n);
+        if (!last) return false;
+        constexpr int MINE = EACH + (REST ? 1 : 0);
+        real sum[MINE];
+#pragma unroll
+        for (int e = 0; e < MINE; e++) sum[e] = real(0);
+        for (int s = 0; s < t.splits; s++) {
+#pragma unroll
+            for (int e = 0; e < MINE; e++) {
+                int i = e * THREADS + threadIdx.x;
+                if (i < SIZE) sum[e] += __ldcg(pieces + s * stride + i);
+            }
+        }
+        for (int w = 1; w < WK; w++)
+            for (int i = threadIdx.x; i < BM * LDC; i += THREADS) shared[w * BM * LDC + i] = real(0);
+#pragma unroll
+        for (int e = 0; e < MINE; e++) {
+            int i = e * THREADS + threadIdx.x;
+            if (i < SIZE) shared[i / BN * LDC + i % BN] = sum[e];
+        }
+        __syncthreads();
+        return true;
     }
 
     static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm,
                                                     int wn, int wk, int lane) {
-        int g = lane / 4, q = lane % 4;
 #pragma unroll
         for (int kk = 0; kk < BK / 8 / WK; kk++) {
-            int k = (kk * WK + wk) * 8 + q;
+            int k = (kk * WK + wk) * 8;
             AFrag fa[MT];
 #pragma unroll
-            for (int i = 0; i < MT; i++) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int m = (wm * MT + i) * 16 + g + e % 2 * 8, at = k + e / 2 * 4;
-                    fa[i].x[e] = A_T ? a[at * LDA + m] : a[m * LDA + at];
-                }
-                split(fa[i]);
-            }
+            for (int i = 0; i < MT; i++) read_a(fa[i], a, k, (wm * MT + i) * 16, lane);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 BFrag fb;
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int n = (wn * NT + j) * 8 + g, at = k + e * 4;
-                    fb.x[e] = B_T ? b[n * LDB + at] : b[at * LDB + n];
-                }
-                split(fb);
+                read_b(fb, b, k, (wn * NT + j) * 8, lane);
 #pragma unroll
                 for (int i = 0; i < MT; i++) mma(acc[i][j], fa[i], fb);
             }
         }
     }
+
+    static __device__ __forceinline__ void read_a(AFrag& frag, const real* a, int k, int m, int lane) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int row = m + lane / 4 + e % 2 * 8, at = k + lane % 4 + e / 2 * 4;
+            frag.x[e] = A_T ? a[at * LDA + row] : a[row * LDA + at];
+        }
+        split(frag);
+    }
+
+    static __device__ __forceinline__ void read_b(BFrag& frag, const real* b, int k, int n, int lane) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int col = n + lane / 4, at = k + lane % 4 + e * 4;
+            frag.x[e] = B_T ? b[col * LDB + at] : b[at * LDB + col];
+        }
+        split(frag);
+    }
 };
 
 // Small tiles for few rows, large ones for many. The numbers stand in products.rs too.
-typedef Tile<16, 24, 64, 1, 1, 8, 3, false, false> SmallNN;
-typedef Tile<16, 24, 64, 1, 1, 8, 3, false, true> SmallNT;
-typedef Tile<16, 24, 64, 1, 1, 8, 3, true, false> SmallTN;
-typedef Tile<64, 40, 32, 4, 1, 2, 3, false, false> MediumNN;
-typedef Tile<64, 40, 32, 4, 1, 2, 3, false, true> MediumNT;
-typedef Tile<64, 40, 32, 4, 1, 2, 3, true, false> MediumTN;
-typedef Tile<128, 80, 16, 4, 2, 1, 3, false, false> LargeNN;
-typedef Tile<128, 80, 16, 4, 2, 1, 3, false, true> LargeNT;
-typedef Tile<128, 80, 16, 4, 2, 1, 3, true, false> LargeTN;
+template <bool A_T, bool B_T, bool GATHER> using Small = Tile<16, 24, 64, 1, 1, 8, 5, A_T, B_T, GATHER>;
+template <bool A_T, bool B_T, bool GATHER> using Medium = Tile<64, 40, 32, 4, 1, 2, 3, A_T, B_T, GATHER>;
+template <bool A_T, bool B_T, bool GATHER> using Wide = Tile<64, 80, 16, 2, 2, 1, 3, A_T, B_T, GATHER>;
+template <bool A_T, bool B_T, bool GATHER> using Large = Tile<128, 80, 32, 4, 2, 1, 3, A_T, B_T, GATHER>;
 
-#define PRODUCT(name, Kind, blocks) \
-    extern "C" __global__ void __launch_bounds__(Kind::THREADS, blocks) name(const __grid_constant__ Products p) { Kind::run(p); }
+#define PRODUCT(name, Kind, blocks, ...)                                                                                \
+    extern "C" __global__ void __launch_bounds__(Kind<__VA_ARGS__>::THREADS, blocks) name(const __grid_constant__ Products p) { \
+        Kind<__VA_ARGS__>::run(p);                                                                                      \
+    }
+#define PRODUCTS_OF(size, Kind, blocks)                                \
+    PRODUCT(product_##size##_nn, Kind, blocks, false, false, false)    \
+    PRODUCT(product_##size##_nt, Kind, blocks, false, true, false)     \
+    PRODUCT(product_##size##_tn, Kind, blocks, true, false, false)     \
+    PRODUCT(product_##size##_nn_gather, Kind, blocks, false, false, true) \
+    PRODUCT(product_##size##_tn_gather, Kind, blocks, true, false, true)
 
-PRODUCT(product_small_nn, SmallNN, 2)
-PRODUCT(product_small_nt, SmallNT, 2)
-PRODUCT(product_small_tn, SmallTN, 2)
-PRODUCT(product_medium_nn, MediumNN, 2)
-PRODUCT(product_medium_nt, MediumNT, 2)
-PRODUCT(product_medium_tn, MediumTN, 2)
-PRODUCT(product_large_nn, LargeNN, LARGE_BLOCKS)
-PRODUCT(product_large_nt, LargeNT, LARGE_BLOCKS)
-PRODUCT(product_large_tn, LargeTN, LARGE_BLOCKS)
+PRODUCTS_OF(small, Small, 2)
+PRODUCTS_OF(medium, Medium, 2)
+PRODUCTS_OF(wide, Wide, 3)
+PRODUCTS_OF(large, Large, (sizeof(real) == 8 ? 1 : 2))

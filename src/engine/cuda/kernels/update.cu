@@ -69,6 +69,16 @@ __device__ __forceinline__ const View& view_of_block(const View* views, int n_vi
     return views[low];
 }
 
+// Element i of a view's gradient, piece after piece.
+__device__ __forceinline__ double gradient_of(const View& v, int i) {
+    size_t at = (size_t)(i / v.cols) * v.ld + i % v.cols;
+    double sum = 0;
+    for (int p = 0; p < v.n_pieces; p++)
+        sum += v.is_double ? ((const double*)v.source)[p * v.stride + at]
+                           : (double)((const real*)v.source)[p * v.stride + at];
+    return sum;
+}
+
 // The gradient of this batch, piece after piece, into the flat vector or added to it; the wish to stop after it.
 extern "C" __global__ void __launch_bounds__(256) reduce(double* grad, const View* views, int n_views, u64 n_params,
                                                          const Turn* turn) {
@@ -78,10 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) reduce(double* grad, const Vie
     for (int k = 0; k < PER_BLOCK / 256; k++) {
         int i = first + k * 256 + threadIdx.x;
         if (i >= size) break;
-        size_t at = (size_t)(i / v.cols) * v.ld + i % v.cols;
-        double sum = 0;
-        for (int p = 0; p < v.n_pieces; p++)
-            sum += v.is_double ? ((const double*)v.source)[p * v.stride + at] : (double)((const real*)v.source)[p * v.stride + at];
+        double sum = gradient_of(v, i);
         grad[v.flat + i] = turn->add ? grad[v.flat + i] + sum : sum;
     }
     if (blockIdx.x == 0 && threadIdx.x == 0 && !turn->add) grad[n_params] = turn->stop;
@@ -101,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(256) gradient_norm(double* squares,
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
 }
 
-// One update, and the copies that the nets read. `n_squares` 0: the norm is not known and not needed.
+// One update, and the copies that the nets read. `n_squares` 0: the norm is not known and not needed. `moves`: 0 copies
+// only, 1 takes the gradient from the flat vector, 2 from its pieces.
 extern "C" __global__ void __launch_bounds__(256) adam(double* params, double* first_moment, double* second_moment,
                                                        const double* grad, const double* squares, int n_squares,
                                                        const View* views, int n_views, u64 n_params, const Turn* turn,
@@ -116,27 +124,37 @@ extern "C" __global__ void __launch_bounds__(256) adam(double* params, double* f
         if (turn->max_norm > 0.0) scale = fmin(1.0, turn->max_norm / (length + 1e-6));
         if (blockIdx.x == 0 && threadIdx.x == 0) status->norm = length;
     }
-    if (moves && blockIdx.x == 0 && threadIdx.x == 0) status->stop = grad[n_params];
+    if (moves == 1 && blockIdx.x == 0 && threadIdx.x == 0) status->stop = grad[n_params];
     bool updates = moves && v.trainable && status->bad_step == 0;
-    int first = (blockIdx.x - v.first_block) * PER_BLOCK, size = v.rows * v.cols;
+    const Turn rule = *turn;
+    constexpr int EACH = PER_BLOCK / 256;
+    int first = (blockIdx.x - v.first_block) * PER_BLOCK + threadIdx.x, size = v.rows * v.cols;
+    double p[EACH], g[EACH], m[EACH], s[EACH];
+    // All loads before the first use.
 #pragma unroll
-    for (int k = 0; k < PER_BLOCK / 256; k++) {
-        int i = first + k * 256 + threadIdx.x;
+    for (int k = 0; k < EACH; k++) {
+        int i = min(first + k * 256, size - 1);
+        u64 at = v.flat + i;
+        p[k] = params[at];
+        if (!updates) continue;
+        g[k] = moves == 2 ? gradient_of(v, i) : grad[at];
+        m[k] = first_moment[at], s[k] = second_moment[at];
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        int i = first + k * 256;
         if (i >= size) break;
         u64 at = v.flat + i;
-        double p = params[at];
         if (updates) {
-            p -= turn->shrink * p;
-            double g = grad[at];
-            if (turn->count != 1.0) g /= turn->count;
-            if (scale < 1.0) g *= scale;
-            g += turn->pull * p;
-            double m = first_moment[at], s = second_moment[at];
-            m += (1.0 - turn->beta1) * (g - m);
-            s = turn->beta2 * s + (1.0 - turn->beta2) * g * g;
-            p -= turn->rate * m / (sqrt(s) * turn->correction + 1e-8);
-            params[at] = p, first_moment[at] = m, second_moment[at] = s;
+            p[k] -= rule.shrink * p[k];
+            if (rule.count != 1.0) g[k] /= rule.count;
+            if (scale < 1.0) g[k] *= scale;
+            g[k] += rule.pull * p[k];
+            m[k] += (1.0 - rule.beta1) * (g[k] - m[k]);
+            s[k] = rule.beta2 * s[k] + (1.0 - rule.beta2) * g[k] * g[k];
+            p[k] -= rule.rate * m[k] / (sqrt(s[k]) * rule.correction + 1e-8);
+            params[at] = p[k], first_moment[at] = m[k], second_moment[at] = s[k];
         }
-        if (v.copy) v.copy[(size_t)(i / v.cols) * v.copy_ld + i % v.cols] = (real)p;
+        if (v.copy) v.copy[(size_t)(i / v.cols) * v.copy_ld + i % v.cols] = (real)p[k];
     }
 }
