@@ -6,6 +6,7 @@
 pub mod potential;
 pub mod dipole;
 pub mod metrics;
+pub mod elements;
 #[cfg(test)]
 mod tests;
 
