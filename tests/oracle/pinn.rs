@@ -193,7 +193,8 @@ impl Case {
         }
         let model = &self.model;
         if let Some(device) = device(self.options.float32)? {
-            return self.compare_engine(worst, &|forces| Ok(Box::new(PinetCuda::new(&device, model, forces)?)));
+            return self
+                .compare_engine(worst, &|forces| Ok(Box::new(PinetCuda::new(&device, model, forces)?)));
         }
         self.compare_engine(worst, &|forces| Ok(Box::new(PinetReference::new(model.clone(), forces))))?;
         match self.options.float32 {

@@ -8,7 +8,7 @@ pub mod dipole;
 pub mod metrics;
 pub mod elements;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::engine::pinet::{PinetFrame, PinetPrediction, PinetSeeds};
 use crate::model::pinet::PinetModel;

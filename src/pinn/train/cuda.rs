@@ -76,10 +76,7 @@ pub fn refuses(device: &Device, model: &PinetModel, loss: &PinnLoss) -> Option<S
 }
 
 /// Opens the GPU with PiNet's kernels.
-pub fn open(
-    gpu: &crate::engine::choice::Gpu,
-    numbers: crate::engine::cuda::Numbers,
-) -> Result<Arc<Device>> {
+pub fn open(gpu: &crate::engine::choice::Gpu, numbers: crate::engine::cuda::Numbers) -> Result<Arc<Device>> {
     program::open(&gpu.cuda, gpu.index, numbers, &|name| std::env::var(name).ok())
 }
 
@@ -261,9 +258,7 @@ impl Learner for PinnCudaLearner {
         let batch = profiler.time(Phase::DataWait, || self.queue.next())?;
         let span = profiler.span(Phase::Forward);
         let keyed: Vec<_> = (batch.frames.iter())
-            .flat_map(|f| {
-                (f.frame.0.iter().enumerate()).map(move |(n, s)| ((false, f.id.frame, n), s))
-            })
+            .flat_map(|f| (f.frame.0.iter().enumerate()).map(move |(n, s)| ((false, f.id.frame, n), s)))
             .collect();
         let places = self.places(&keyed)?;
         let rule = self.adam.rule(turn.step);
@@ -310,5 +305,76 @@ impl Learner for PinnCudaLearner {
             second_moment: read(&self.core.second_moment)?,
             engine: Value::Null,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::cuda::{Cuda, Numbers as Kind};
+    use crate::engine::pinet::reference::PinetReference;
+    use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
+    use crate::loss::pinn::tests::{all, batch, model};
+    use crate::optim::keras_adam::{Clip, KerasAdamOptions};
+
+    /// Three steps on the device give the losses and parameters of the reference, for every option of the loss.
+    #[test]
+    fn whole_steps_agree_with_the_reference_for_every_loss() {
+        let env = |name: &str| std::env::var(name).ok();
+        let device = match Cuda::find(&env) {
+            Ok(cuda) => program::open(&cuda, 0, Kind::F64, &env).unwrap(),
+            Err(e) => return println!("whole_steps_agree: skipped, {}", e.message()),
+        };
+        let model = Arc::new(model());
+        let (frames, labels, _) = batch(&model);
+        let (refs, label_refs): (Vec<_>, Vec<_>) = (frames.iter().collect(), labels.iter().collect());
+        let variables: Vec<_> = model.table.views().iter().map(|view| view.range()).collect();
+        let clips = [Clip::None, Clip::Variable(0.01), Clip::Global(0.01), Clip::Value(1e-3)];
+        let bases = [KerasAdamOptions::master(), KerasAdamOptions::fork()];
+        for (k, options) in all().into_iter().enumerate() {
+            let loss = Arc::new(PinnLoss::new(options.clone(), &model, 5));
+            if loss.not_on_device().is_some() {
+                continue;
+            }
+            let adam = KerasAdamOptions { clip: clips[k % 4], ..bases[k % 2] };
+            let mut params = model.init(3);
+            let (s_weight, counted) = loss.counted();
+            let is_dipole = matches!(options, ModelOptions::Dipole(_));
+            let terms = LossTerms { is_dipole, counted, s_weight, pull: loss.pull(params.len()) };
+            let mut core = Core::new(&device, &model, loss.wants_forces(), Some(terms)).unwrap();
+            core.set_params(&params).unwrap();
+            let places: Vec<Resident> = (frames.iter().zip(&labels))
+                .map(|(f, l)| bring(&mut core, f, &loss.elements(f, l)).unwrap().unwrap())
+                .collect();
+            let mut cpu = KerasAdam::new(adam, variables.clone(), params.len());
+            let mut rules = KerasAdam::new(adam, vec![], 0);
+            let mut engine = PinetReference::new(model.clone(), loss.wants_forces());
+            for step in 0..3 {
+                let rule = rules.rule(step);
+                let numbers =
+                    Numbers { rate: rule.rate, epsilon: rule.epsilon, gain: rule.gain, ..Numbers::default() };
+                let mut bytes = Vec::new();
+                let shape = core.shape(turn_of(numbers, &places, &mut bytes)).unwrap();
+                core.turn.write(0, &bytes).unwrap();
+                core.first_pass(&shape).unwrap();
+                core.loss(&shape).unwrap();
+                core.second_pass(&shape).unwrap();
+                core.update(adam.clip).unwrap();
+                let (mut out, mut seeds) = (PinetPrediction::default(), PinetSeeds::default());
+                engine.evaluate(&mut out, &params, &refs);
+                let want = loss.differentiate(&mut seeds, &out, &refs, &label_refs, &params, step, 0);
+                let mut grad = vec![0.0; params.len()];
+                engine.backward(&mut grad, &params, &refs, &seeds);
+                loss.regularise_add(&mut grad, &params, step);
+                cpu.step(&mut params, &mut grad, step);
+                let got = loss.value_of(&core.values().unwrap(), 2, 5);
+                let off = (got.loss - want.loss).abs() / want.loss.abs();
+                assert!(off < 1e-10, "{options:?} step {step}: loss {} {}", got.loss, want.loss);
+                let mut after = vec![0.0; params.len()];
+                core.params.read(0, &mut after).unwrap();
+                let off = after.iter().zip(&params).fold(0.0f64, |a, (x, y)| a.max((x - y).abs()));
+                assert!(off < 1e-8, "{options:?} step {step}: parameters off by {off:e}");
+            }
+        }
     }
 }

@@ -271,13 +271,7 @@ impl Core {
     fn pack(&self) -> Result<()> {
         let (packed, params, map) = (self.packed.ptr(), self.params.ptr(), self.map.ptr());
         let n = self.n_packed as u32;
-        self.device.launch(
-            "pack",
-            self.n_packed.div_ceil(256),
-            256,
-            0,
-            arguments![packed, params, map, n],
-        )
+        self.device.launch("pack", self.n_packed.div_ceil(256), 256, 0, arguments![packed, params, map, n])
     }
 
     /// The loss, sums of every kind of error, and the regulariser, of the last batch.

@@ -48,9 +48,10 @@ impl PinetCuda {
         core.store.clear();
         let mut residents = Vec::with_capacity(batch.len());
         for frame in batch {
-            residents.push(bring(core, frame, &Elements::none())?.ok_or_else(|| {
-                err!("the GPU has no room for a batch of {} structures", batch.len())
-            })?);
+            residents.push(
+                bring(core, frame, &Elements::none())?
+                    .ok_or_else(|| err!("the GPU has no room for a batch of {} structures", batch.len()))?,
+            );
         }
         let mut bytes = Vec::new();
         let class = turn_of(Turn::default(), &residents, &mut bytes);

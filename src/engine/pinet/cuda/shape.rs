@@ -150,7 +150,8 @@ impl Shape {
 
 /// The planes of all matrices; where De of atoms starts, where Dl of atoms starts, and where it ends.
 fn matrices(place: &mut Place, plan: &Plan, class: Class, common: &Common) -> (Vec<Mat>, [Ptr; 3]) {
-    let of = |shape: &memory::Shape| Mat { planes: [0; 7], width: shape.width as i32, ld: shape.width as i32 };
+    let of =
+        |shape: &memory::Shape| Mat { planes: [0; 7], width: shape.width as i32, ld: shape.width as i32 };
     let mut mats: Vec<Mat> = plan.shapes.iter().map(of).collect();
     let wants = |plane: Plane, jets: bool| match plane {
         Plane::Value | Plane::Dl => true,
@@ -219,8 +220,7 @@ fn batch(place: &mut Place, plan: &Plan, c: Class, common: &Common, mats: &[Mat]
     };
     let dot = mats[plan.input.0].planes[Plane::Dot as usize];
     // Where there are no changes, the zeros of the input's go where nobody reads them.
-    batch.input_dot =
-        if dot == 0 { take(atoms * plan.shapes[plan.input.0].width, real) } else { dot };
+    batch.input_dot = if dot == 0 { take(atoms * plan.shapes[plan.input.0].width, real) } else { dot };
     for (k, size) in plan.sizes.iter().enumerate() {
         batch.direction[k] = take(size * pairs, real);
         batch.direction_dot[k] = take(size * pairs, real);
