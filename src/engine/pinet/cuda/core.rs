@@ -1,7 +1,7 @@
 //! A network on the device: its parameters, its batches, and the passes over them.
 
 use super::layout::{self, Entry, Status, TURN_HEADER, Turn, VALUES};
-use super::shape::{Call, Class, Common, STATUS_BYTES, Shape, turn_bytes};
+use super::shape::{Call, Class, Common, Reads, STATUS_BYTES, Shape, turn_bytes};
 use super::store::Store;
 use crate::Result;
 use crate::engine::cuda::Device;
@@ -39,6 +39,13 @@ pub struct Resident {
     pub counts: [f64; 4],
 }
 
+/// A class with its tables on the device.
+struct Known {
+    shape: Arc<Shape>,
+    sources: Buffer,
+    ops: Buffer,
+}
+
 /// A network on a GPU.
 pub struct Core {
     pub device: Arc<Device>,
@@ -65,7 +72,7 @@ pub struct Core {
     loss: Option<LossTerms>,
     pool: i32,
     memory: Buffer,
-    shapes: HashMap<Class, (Arc<Shape>, Arc<Buffer>)>,
+    shapes: HashMap<Class, Known>,
     /// Grows when memory moves: what was recorded before is worth nothing.
     pub generation: u64,
 }
@@ -129,8 +136,8 @@ impl Core {
 
     /// The shape of a class, with room for it.
     pub fn shape(&mut self, class: Class) -> Result<Arc<Shape>> {
-        if let Some((shape, _)) = self.shapes.get(&class) {
-            return Ok(shape.clone());
+        if let Some(known) = self.shapes.get(&class) {
+            return Ok(known.shape.clone());
         }
         if self.turn.bytes() < turn_bytes(class.structures) {
             self.forget()?;
@@ -152,9 +159,10 @@ impl Core {
                 (loss.counted.iter().enumerate()).map(|(k, &c)| i32::from(c) << k).sum::<i32>();
             shape.batch.s_weight = loss.s_weight;
         }
-        let sources = Arc::new(Buffer::of(&self.device, &shape.sources, "gradients")?);
+        let sources = Buffer::of(&self.device, &shape.sources, "gradients")?;
+        let ops = Buffer::of(&self.device, &shape.ops, "operations")?;
         let shape = Arc::new(shape);
-        self.shapes.insert(class, (shape.clone(), sources));
+        self.shapes.insert(class, Known { shape: shape.clone(), sources, ops });
         Ok(shape)
     }
 
@@ -179,18 +187,27 @@ impl Core {
         Shape::new(&self.plan, class, start, common, self.n_params, self.pool)
     }
 
-    fn call(&self, shape: &Shape, call: &Call) -> Result<()> {
-        let (batch, op) = (&shape.batch, &call.op);
-        match call.reads_batch {
-            true => {
-                self.device.launch(call.name, call.grid, call.block, call.shared, arguments![*batch, *op])
+    fn call(&self, shape: &Shape, ops: u64, call: &Call) -> Result<()> {
+        let launch = |arguments: &mut [*mut std::ffi::c_void]| {
+            self.device.launch(call.name, call.grid, call.block, call.shared, arguments)
+        };
+        match call.reads {
+            Reads::Op => launch(arguments![call.op]),
+            Reads::BatchAndOp => launch(arguments![shape.batch, call.op]),
+            Reads::Chain(first, n) => {
+                let (at, n) = (ops + (first * size_of::<layout::Op>()) as u64, n as i32);
+                launch(arguments![shape.batch, at, n])
             }
-            false => self.device.launch(call.name, call.grid, call.block, call.shared, arguments![*op]),
         }
     }
 
     fn pass(&self, shape: &Shape, which: usize) -> Result<()> {
-        shape.passes[which].iter().try_for_each(|call| self.call(shape, call))
+        let ops = self.known(shape).ops.ptr();
+        shape.passes[which].iter().try_for_each(|call| self.call(shape, ops, call))
+    }
+
+    fn known(&self, shape: &Shape) -> &Known {
+        self.shapes.get(&shape.class).expect("a shape of this network")
     }
 
     /// A kernel over `n` elements of a batch.
@@ -236,8 +253,7 @@ impl Core {
             self.pass(shape, 2)?;
         }
         self.pass(shape, 3)?;
-        let sources = self.shapes.get(&shape.class).map_or(0, |(_, sources)| sources.ptr());
-        assert!(sources != 0, "a shape of this network");
+        let sources = self.known(shape).sources.ptr();
         let (grad, params, n) = (self.grad.ptr(), self.params.ptr(), self.n_params as u32);
         let pull = self.pull.as_ref().map_or(0, Buffer::ptr);
         let grid = self.n_params.div_ceil(32);

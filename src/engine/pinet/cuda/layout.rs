@@ -85,7 +85,8 @@ pub struct Op {
     pub chunks: i32,
     pub size: i32,
     pub direction: i32,
-    pub unused: i32,
+    /// Of an operation in a chain: `kernels/chain.cu`.
+    pub kind: i32,
 }
 
 #[repr(C)]

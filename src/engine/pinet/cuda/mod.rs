@@ -1,4 +1,5 @@
-//! The CUDA engine of PiNet and PiNet2: the same list of operations as the CPU engine's, one kernel each.
+//! The CUDA engine of PiNet and PiNet2: the same list of operations as the CPU engine's. Operations that follow
+//! each other on the same rows are one kernel.
 //!
 //! Structures stay on the device ([`store`]); a batch is joined there from a list of them. Batches of about the same
 //! size share a [`shape::Shape`], and with it one recorded step: kernels read how large the batch really is. Sums run in

@@ -6,10 +6,11 @@ use crate::engine::cuda::{Cuda, Device, Numbers, compile};
 use std::sync::Arc;
 
 /// The files of the program, in the order in which they need each other.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     include_str!("kernels/common.cu"),
     include_str!("kernels/dense.cu"),
     include_str!("kernels/pairs.cu"),
+    include_str!("kernels/chain.cu"),
     include_str!("kernels/tensors.cu"),
     include_str!("kernels/batch.cu"),
     include_str!("kernels/loss.cu"),

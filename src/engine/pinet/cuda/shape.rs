@@ -42,9 +42,27 @@ pub struct Call {
     pub grid: usize,
     pub block: usize,
     pub shared: usize,
-    /// Whether the kernel reads the batch beside the operation.
-    pub reads_batch: bool,
+    pub reads: Reads,
+    /// Whose rows it works on, where it looks at no others: such calls can be joined.
+    rows: Option<Rows>,
 }
+
+/// What a kernel is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// The operation.
+    Op,
+    /// The batch and the operation.
+    BatchAndOp,
+    /// The batch and some of [`Shape::ops`]: the first, and how many.
+    Chain(usize, usize),
+}
+
+const DENSE: i32 = 0;
+const INPUT: i32 = 1;
+const CONTRACT: i32 = 2;
+const ADD: i32 = 3;
+const SUM: i32 = 4;
 
 /// Buffers that all classes share.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +87,8 @@ pub struct Shape {
     /// the loss are the last part of them.
     pub sums: (Ptr, usize),
     pub dl_sums: (Ptr, usize),
+    /// The operations of chains.
+    pub ops: Vec<layout::Op>,
     /// `[n_params]`
     pub sources: Vec<Source>,
     /// Bytes of all of it.
@@ -138,11 +158,13 @@ impl Shape {
             passes: Default::default(),
             sums: (mats.1[0], (mats.1[2] - mats.1[0]) as usize),
             dl_sums: (mats.1[1], (mats.1[2] - mats.1[1]) as usize),
+            ops: Vec::new(),
             sources: vec![Source::default(); n_params],
             bytes: 0,
         };
         let mut builder = Builder { shape: &mut shape, mats: &mats.0, plan, common, place: &mut place };
         builder.passes();
+        builder.join();
         shape.bytes = place.end;
         shape
     }
@@ -292,8 +314,39 @@ impl Builder<'_> {
         let (_, most) = self.count(rows);
         let grid = (most * n as usize).div_ceil(256).min(BLOCKS * self.common.multiprocessors);
         let op = layout::Op { forces: i32::from(self.common.forces), ..op };
-        let call = Call { name, op, grid, block: 256, shared: 0, reads_batch: true };
+        let call = Call { name, op, grid, block: 256, shared: 0, reads: Reads::BatchAndOp, rows: None };
         self.shape.passes[pass].push(call);
+    }
+
+    /// The same for a kernel that looks at no rows but its own, tile by tile.
+    fn rows(&mut self, pass: usize, name: &'static str, op: layout::Op, rows: Rows, kind: i32) {
+        let (_, most) = self.count(rows);
+        let op = layout::Op { forces: i32::from(self.common.forces), kind, ..op };
+        let grid = most.div_ceil(tile(self.common.real).0).min(BLOCKS * self.common.multiprocessors);
+        let call = Call { name, op, grid, block: 256, shared: 0, reads: Reads::BatchAndOp, rows: Some(rows) };
+        self.shape.passes[pass].push(call);
+    }
+
+    /// Joins calls that follow each other on the same rows.
+    fn join(&mut self) {
+        for pass in 0..4 {
+            let calls = std::mem::take(&mut self.shape.passes[pass]);
+            let mut joined = Vec::new();
+            for group in calls.chunk_by(|a, b| a.rows.is_some() && a.rows == b.rows) {
+                let [first, _, ..] = group else {
+                    joined.extend_from_slice(group);
+                    continue;
+                };
+                let name = ["chain_forward", "chain_reverse", "chain_tangent", "chain_adjoint"][pass];
+                let reads = Reads::Chain(self.shape.ops.len(), group.len());
+                self.shape.ops.extend(group.iter().map(|call| call.op));
+                // Layers cut their gradients into as many pieces as there are blocks.
+                let grid = group.iter().map(|call| call.grid).min().unwrap_or(1);
+                let shared = group.iter().map(|call| call.shared).max().unwrap_or(0);
+                joined.push(Call { name, grid, block: THREADS, shared, reads, ..*first });
+            }
+            self.shape.passes[pass] = joined;
+        }
     }
 
     fn push(&mut self, op: &Op, pass: usize) {
@@ -309,7 +362,7 @@ impl Builder<'_> {
                 let [u, v, y, x] = [u, v, y, z].map(|buf| self.whole(buf));
                 let op = layout::Op { x, y, u, v, act: layout::act_number(act), ..none };
                 let name = of(["input_forward", "input_reverse", "input_tangent", "input_adjoint"]);
-                self.elements(pass, name, op, Rows::Pair, y.width);
+                self.rows(pass, name, op, Rows::Pair, INPUT);
                 if pass == REVERSE || pass == ADJOINT {
                     let name = of(["", "spread_reverse", "", "spread_adjoint"]);
                     self.elements(pass, name, op, Rows::Atom, y.width);
@@ -320,19 +373,20 @@ impl Builder<'_> {
                 let op = layout::Op { x, y, n_basis: n_basis as i32, ..none };
                 let name =
                     of(["contract_forward", "contract_reverse", "contract_tangent", "contract_adjoint"]);
-                let n = [y.width, n_basis as i32, y.width, x.width][pass];
-                self.elements(pass, name, op, Rows::Pair, n);
+                self.rows(pass, name, op, Rows::Pair, CONTRACT);
             }
             Op::Sum { x, y } => {
                 let op = layout::Op { x: self.whole(x), y: self.whole(y), ..none };
                 let name = of(["sum_forward", "sum_reverse", "sum_tangent", "sum_adjoint"]);
-                let rows = if pass == REVERSE || pass == ADJOINT { Rows::Pair } else { Rows::Atom };
-                self.elements(pass, name, op, rows, op.y.width);
+                match pass {
+                    REVERSE | ADJOINT => self.rows(pass, name, op, Rows::Pair, SUM),
+                    _ => self.elements(pass, name, op, Rows::Atom, op.y.width),
+                }
             }
             Op::Add { a, b, y } => {
                 let op = layout::Op { u: self.view(a), v: self.view(b), y: self.view(y), ..none };
                 let name = of(["add_forward", "add_reverse", "add_tangent", "add_adjoint"]);
-                self.elements(pass, name, op, Rows::Atom, op.y.width);
+                self.rows(pass, name, op, Rows::Atom, ADD);
             }
             Op::Dot { a, b, y, size } => {
                 let (u, v) = (self.whole(a), self.whole(b));
@@ -422,6 +476,7 @@ impl Builder<'_> {
             // Adjoints of atoms are sums over their users; a matrix of pairs has one user.
             overwrite: i32::from(rows == Rows::Pair),
             forces: i32::from(self.common.forces),
+            kind: DENSE,
             ..layout::Op::default()
         };
         let mut grid = tiles.min(BLOCKS * self.common.multiprocessors);
@@ -440,7 +495,9 @@ impl Builder<'_> {
             (grid, shared) = (tiles * chunks, adjoint_shared(layer, real, self.common.forces));
         }
         let name = ["dense_forward", "dense_reverse", "dense_tangent", "dense_adjoint"][pass];
-        let call = Call { name, op, grid, block: THREADS, shared, reads_batch: false };
+        // Rows of tensors, and gradients that several blocks share, are cut otherwise than those of other operations.
+        let own = (parts == 1 && op.chunks <= 1).then_some(rows);
+        let call = Call { name, op, grid, block: THREADS, shared, reads: Reads::Op, rows: own };
         self.shape.passes[pass].push(call);
     }
 

@@ -58,7 +58,7 @@ struct Op {
     int n_in, n_out, act, parts;
     int constant, overwrite, forces, n_basis;
     int tiles, slices, chunks, size;
-    int direction, unused;
+    int direction, kind;      // kind: of an operation in a chain
 };
 
 // A batch on the device.

@@ -95,7 +95,7 @@ __device__ __forceinline__ void pass_back(const Op& o, real* dx, const real* z, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) dense_reverse(const __grid_constant__ Op o) {
+__device__ __forceinline__ void dense_back(const Op& o) {
     real* wt = (real*)shared_bytes;
     real* z = wt + round4(o.n_in * o.n_out);
     load_weights(wt, o.wt, o.n_in * o.n_out);
@@ -107,6 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) dense_reverse(const __grid
         pass_back(o, o.x.de, z, wt, first, n_rows);
     }
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS) dense_reverse(const __grid_constant__ Op o) { dense_back(o); }
 
 // dL of (value, change) pairs: dL/dx, and this block's pieces of dL/dW and dL/db. The bias is one more input, which is 1.
 // A thread holds 4 x 4 elements of the gradient; where there are fewer such micro tiles than threads, rows are shared
