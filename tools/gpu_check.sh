@@ -3,10 +3,10 @@
 #
 #   tools/gpu_check.sh [-b BIN] [-d DATA] [-o OUT] [section ...]
 #
-# BIN   folder with prebuilt programs: dp, oracle (tests/oracle), unit (the unit tests). Without it they are built with cargo.
+# BIN   folder with prebuilt programs: dp, pinn, oracle (tests/oracle), unit (the unit tests). Without it they are built with cargo.
 # DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
 # OUT   folder for logs and the table (default: a new temporary folder).
-# Sections: unit oracle determinism graph sanitizer nccl shared times utilisation start. Without any: all of them.
+# Sections: unit oracle determinism graph sanitizer nccl shared times utilisation start pinn. Without any: all of them.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
 bin= data=$here/../shared/data out=
@@ -14,7 +14,7 @@ while getopts b:d:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph sanitizer nccl shared times utilisation start}
+sections=${*:-unit oracle determinism graph sanitizer nccl shared times utilisation start pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -22,7 +22,7 @@ if [ -z "$bin" ]; then
     mkdir -p "$bin"
     (cd "$here" && cargo build --release && cargo test --release --lib --test oracle --no-run) >"$out/build.log" 2>&1 || { tail "$out/build.log"; exit 1; }
     target=${CARGO_TARGET_DIR:-$here/target}/release
-    cp "$target/dp" "$bin/"
+    cp "$target/dp" "$target/pinn" "$bin/"
     cp "$(ls -t "$target"/deps/oracle-* | grep -v '\.d$' | head -1)" "$bin/oracle"
     cp "$(ls -t "$target"/deps/phalanx-* | grep -v '\.[a-z]*$' | head -1)" "$bin/unit"
 fi
@@ -66,6 +66,20 @@ train() {
 fresh() { rm -rf "$out/$1" && mkdir -p "$out/$1" && echo "$out/$1"; }
 # bits FOLDER: a number for all parameters and the learning curve of a run
 bits() { (cd "$1" && cat lcurve.out && ls model.ckpt-*.phx | tail -1 | xargs cat) | md5sum | cut -c1-12; }
+
+# pinn_run FOLDER PRECISION BATCH STEPS DEVICE [arguments]: trains the default PiNet on 24-atom frames, energies and forces
+pinn_run() {
+    cat >"$1/params.yml" <<END
+model_dir: model
+precision: $2
+network: {name: PiNet, params: {atom_types: [1, 8]}}
+model: {name: potential_model, params: {use_force: true}}
+optimizer: {class_name: Adam, config: {learning_rate: {class_name: ExponentialDecay, config: {initial_learning_rate: 0.0003, decay_steps: 10000, decay_rate: 0.994}}, clipnorm: 0.01}}
+END
+    (cd "$1" && shift && "$bin/pinn" train params.yml -t ../pinn.xyz -e ../pinn_eval.xyz -b "$2" --train-steps "$3" --log-every $(($3 / 2)) \
+        --ckpt-every "$3" --device "$4" "${@:5}" >log 2>&1)
+}
+pinn_bits() { (cd "$1/model" && cat eval.log && ls model.ckpt-*.phx | tail -1 | xargs cat) | md5sum | cut -c1-12; }
 
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
 for section in $sections; do
@@ -159,6 +173,40 @@ for section in $sections; do
         began=$(date +%s.%N)
         train "$folder"
         say "$(printf '%-22s %.2f s for a run of one step, kernels cached' start "$(python3 -c "import time; print(time.time() - $began)")")"
+        ;;
+    pinn)
+        python3 "$here/tools/pinn_frames.py" "$out/pinn.xyz" 800 && python3 "$here/tools/pinn_frames.py" "$out/pinn_eval.xyz" 20
+        "$bin/unit" engine::pinet::cuda --test-threads=1 >"$out/pinn_unit.log" 2>&1
+        result "pinn unit" $? "$(grep 'test result' "$out/pinn_unit.log")"
+        PHALANX_DEVICE=cuda PHALANX_GOLDEN=$here/tests/golden PHALANX_ORACLE=${PHALANX_ORACLE:-$data/../oracle} PHALANX_DATA=$data \
+            "$bin/oracle" centers dipole gauss hip open_ pinet2 fork_ master_ >"$out/pinn_oracle.log" 2>&1
+        result "pinn oracle" $? "$(tail -1 "$out/pinn_oracle.log")"
+        for run in 1 2; do folder=$(fresh pinn_det_$run) && pinn_run "$folder" float32 10 100 cuda; done
+        folder=$(fresh pinn_plain) && PHALANX_GRAPHS=0 pinn_run "$folder" float32 10 100 cuda
+        a=$(pinn_bits "$out/pinn_det_1") b=$(pinn_bits "$out/pinn_det_2") c=$(pinn_bits "$out/pinn_plain")
+        [ "$a" = "$b" ] && [ "$a" = "$c" ] && [ -s "$out/pinn_det_1/model/eval.log" ]
+        result "pinn determinism" $? "two runs $a $b, kernel by kernel $c"
+        for device in cpu cuda; do folder=$(fresh pinn_$device) && pinn_run "$folder" float64 10 60 $device; done
+        a=$(tail -1 "$out/pinn_cpu/model/eval.log") b=$(tail -1 "$out/pinn_cuda/model/eval.log")
+        [ -n "$a" ] && python3 -c "import sys; a, b = sys.argv[1].split(), sys.argv[2].split(); sys.exit(any(abs(float(x) - float(y)) > 1e-9 * abs(float(x)) for x, y in zip(a, b)))" "$a" "$b"
+        result "pinn cpu = cuda" $? "errors after 60 steps: $a; $b"
+        folder=$(fresh pinn_two)
+        pinn_run "$folder" float64 10 2 cuda && rm -r "$folder/model"
+        (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n 2 "$bin/pinn" train params.yml -t ../pinn.xyz -e ../pinn_eval.xyz -b 10 --train-steps 20 --log-every 10 --ckpt-every 20 --device cuda >log2 2>&1)
+        result "pinn two ranks" $? "$(tail -1 "$folder/model/eval.log" 2>/dev/null)"
+        say "samples/s of pinn train (24 atoms, default PiNet, energies and forces; the second half of a run)"
+        say "$(printf '%-10s %10s %10s' precision 10 100)"
+        for precision in float32 float64; do
+            line=$(printf '%-10s' $precision)
+            for batch in 10 100; do
+                steps=$((batch == 10 ? 6000 : 2000))
+                folder=$(fresh "pinn_time_${precision}_$batch")
+                pinn_run "$folder" $precision $batch $steps cuda
+                speed=$(grep -o 'total wall time = [0-9.]*' "$folder/log" | tail -1 | grep -o '[0-9.]*$' | awk -v n=$((steps / 2 * batch)) '{printf "%.0f", n / $1}')
+                line="$line $(printf '%10s' "${speed:-failed}")"
+            done
+            say "$line"
+        done
         ;;
     *) say "no section $section" ;;
     esac

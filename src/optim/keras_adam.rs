@@ -100,6 +100,16 @@ impl Rate {
     }
 }
 
+/// One step of [`KerasAdam`]: m += (g - m) gain, v += (g^2 - v) gain, w -= rate m / (sqrt(v) + epsilon).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KerasRule {
+    /// Corrected for the start of the moments.
+    pub rate: f64,
+    pub epsilon: f64,
+    /// 1 - beta1, 1 - beta2
+    pub gain: [f64; 2],
+}
+
 /// The optimiser with its moments.
 #[derive(Debug, Clone)]
 pub struct KerasAdam {
@@ -147,21 +157,28 @@ impl KerasAdam {
     /// One update with a gradient that is cut down first; `step` counts from 0. Returns the learning rate.
     pub fn step(&mut self, params: &mut [f64], grad: &mut [f64], step: u64) -> f64 {
         self.clip(grad);
+        let KerasRule { rate, epsilon, gain: [gain1, gain2] } = self.rule(step);
+        let moments = self.first_moment.iter_mut().zip(&mut self.second_moment);
+        for ((p, g), (m, v)) in params.iter_mut().zip(grad.iter()).zip(moments) {
+            *m += (g - *m) * gain1;
+            *v += (g * g - *v) * gain2;
+            *p -= rate * *m / (v.sqrt() + epsilon);
+        }
+        self.options.rate.at(step)
+    }
+
+    /// The numbers of a step, which counts from 0.
+    pub fn rule(&mut self, step: u64) -> KerasRule {
         let [power1, power2] = self.powers(step + 1);
-        let [beta1, beta2] = [self.options.beta1, self.options.beta2].map(|beta| f64::from(beta as f32));
-        let lr = self.options.rate.at(step);
-        let rate = lr * (1.0 - power2).sqrt() / (1.0 - power1);
         let epsilon = match self.options.style {
             Style::Keras => self.options.epsilon,
             Style::TensorFlow1 => f64::from(self.options.epsilon as f32),
         };
-        let moments = self.first_moment.iter_mut().zip(&mut self.second_moment);
-        for ((p, g), (m, v)) in params.iter_mut().zip(grad.iter()).zip(moments) {
-            *m += (g - *m) * (1.0 - beta1);
-            *v += (g * g - *v) * (1.0 - beta2);
-            *p -= rate * *m / (v.sqrt() + epsilon);
+        KerasRule {
+            rate: self.options.rate.at(step) * (1.0 - power2).sqrt() / (1.0 - power1),
+            epsilon,
+            gain: [self.options.beta1, self.options.beta2].map(|beta| 1.0 - f64::from(beta as f32)),
         }
-        lr
     }
 
     /// beta1^t and beta2^t

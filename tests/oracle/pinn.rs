@@ -2,7 +2,9 @@
 
 use crate::case::{Outcome, Worst};
 use crate::pinn_options::Options;
+use phalanx::engine::cuda::{Cuda, Device, Numbers};
 use phalanx::engine::pinet::cpu::PinetCpu;
+use phalanx::engine::pinet::cuda::{PinetCuda, program};
 use phalanx::engine::pinet::reference::PinetReference;
 use phalanx::engine::pinet::{PinetEngine, PinetFrame, PinetPrediction, PinetSeeds};
 use phalanx::infer::pinn::{predict_dipole, predict_potential};
@@ -36,6 +38,16 @@ pub fn run(folder: &Path) -> Outcome {
         Ok(()) if worst.holds() => Outcome::Passed(worst.line()),
         Ok(()) => Outcome::Failed(worst.line()),
     }
+}
+
+/// The GPU that `PHALANX_DEVICE` asks for.
+fn device(float32: bool) -> Result<Option<Arc<Device>>> {
+    let env = |name: &str| std::env::var(name).ok();
+    if env("PHALANX_DEVICE").as_deref() != Some("cuda") {
+        return Ok(None);
+    }
+    let numbers = if float32 { Numbers::F32 } else { Numbers::F64 };
+    program::open(&Cuda::find(&env)?, 0, numbers, &env).map(Some)
 }
 
 /// Every array of a case by its path without `.npy`: from the folder, or from its `arrays.npz`.
@@ -180,6 +192,10 @@ impl Case {
             bail!("{n_arrays} weights in the case, {} in the network", self.model.table.views().len());
         }
         let model = &self.model;
+        if let Some(device) = device(self.options.float32)? {
+            return self
+                .compare_engine(worst, &|forces| Ok(Box::new(PinetCuda::new(&device, model, forces)?)));
+        }
         self.compare_engine(worst, &|forces| Ok(Box::new(PinetReference::new(model.clone(), forces))))?;
         match self.options.float32 {
             true => self.compare_engine(worst, &|forces| {

@@ -52,8 +52,12 @@ pub fn cubin(
     capability: (i32, i32),
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<u8>> {
-    let options = options(numbers, capability);
-    let key = xxhash_rust::xxh3::xxh3_128((SOURCES.concat() + &options.join(" ")).as_bytes());
+    program(&SOURCES.concat(), &options(numbers, capability), env)
+}
+
+/// Machine code of any program: from the cache, or compiled now and kept there.
+pub fn program(source: &str, options: &[String], env: &dyn Fn(&str) -> Option<String>) -> Result<Vec<u8>> {
+    let key = xxhash_rust::xxh3::xxh3_128((source.to_string() + &options.join(" ")).as_bytes());
     let folder = cache_folder(env);
     let nvrtc = library::load(&library::NVRTC, env);
     let Ok(library) = nvrtc else {
@@ -70,7 +74,7 @@ pub fn cubin(
         return Ok(known);
     }
     log::info!("Compiling GPU kernels (once for this machine)...");
-    let code = compile(&nvrtc, &SOURCES.concat(), &options)?;
+    let code = compile(&nvrtc, source, options)?;
     if let Some(path) = path
         && let Err(e) = keep(&path, &code)
     {
@@ -128,7 +132,8 @@ fn keep(path: &Path, code: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-fn compile(nvrtc: &Nvrtc, source: &str, options: &[String]) -> Result<Vec<u8>> {
+/// Compiles a program.
+pub fn compile(nvrtc: &Nvrtc, source: &str, options: &[String]) -> Result<Vec<u8>> {
     let text = |s: &str| CString::new(s).map_err(|_| err!("a zero byte in the text of a kernel"));
     let (source, name) = (text(source)?, text("phalanx.cu")?);
     let options: Vec<CString> = options.iter().map(|o| text(o)).collect::<Result<_>>()?;

@@ -146,6 +146,16 @@ impl Device {
         numbers: Numbers,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Arc<Device>> {
+        Self::open_with(cuda, index, numbers, |capability| compile::cubin(numbers, capability, env))
+    }
+
+    /// [`Device::open`] with other kernels: `program` gives the machine code for an architecture.
+    pub fn open_with(
+        cuda: &Arc<Cuda>,
+        index: usize,
+        numbers: Numbers,
+        program: impl Fn((i32, i32)) -> Result<Vec<u8>>,
+    ) -> Result<Arc<Device>> {
         let (name, _) = cuda.describe(index)?;
         let null = std::ptr::null_mut();
         let mut device = Device {
@@ -161,11 +171,11 @@ impl Device {
             numbers,
             max_shared: 0,
         };
-        device.start(env).map_err(|e| e.at(format!("GPU {index}")))?;
+        device.start(&program).map_err(|e| e.at(format!("GPU {index}")))?;
         Ok(Arc::new(device))
     }
 
-    fn start(&mut self, env: &dyn Fn(&str) -> Option<String>) -> Result<()> {
+    fn start(&mut self, program: &dyn Fn((i32, i32)) -> Result<Vec<u8>>) -> Result<()> {
         let cuda = self.cuda.clone();
         let driver = &cuda.driver;
         let mut id = 0;
@@ -193,7 +203,7 @@ impl Device {
         }
         self.multiprocessors = attribute(sys::ATTRIBUTE_MULTIPROCESSORS, id)? as usize;
         self.max_shared = attribute(sys::ATTRIBUTE_SHARED_OPTIN, id)? as usize;
-        let code = compile::cubin(self.numbers, capability, env)?;
+        let code = program(capability)?;
         let (mut context, mut pool) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the out-pointers are valid; the code is a whole cubin that outlives the call.
         unsafe {
@@ -219,6 +229,11 @@ impl Device {
     pub fn bind(&self) -> Result<()> {
         // SAFETY: the context lives as long as the process.
         self.check(unsafe { (self.driver().ctx_set_current)(self.context) }, "use the GPU")
+    }
+
+    /// Bytes of shared memory that a kernel may ask for.
+    pub fn max_shared(&self) -> usize {
+        self.max_shared - 2048
     }
 
     pub fn driver(&self) -> &Driver {

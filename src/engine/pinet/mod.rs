@@ -7,9 +7,11 @@ pub mod activation;
 pub mod radial; // cutoff and radial functions
 pub mod geometry; // directions of pairs
 pub mod pool; // from atoms to structures
+pub mod elements; // labels and weights of a structure
 pub mod frame; // a structure with its pairs, prepared once
 pub mod reference;
 pub mod cpu;
+pub mod cuda;
 
 pub use frame::PinetFrame;
 

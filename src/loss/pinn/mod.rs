@@ -6,8 +6,9 @@
 pub mod potential;
 pub mod dipole;
 pub mod metrics;
+pub mod elements;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::engine::pinet::{PinetFrame, PinetPrediction, PinetSeeds};
 use crate::model::pinet::PinetModel;

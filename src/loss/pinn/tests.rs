@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::pinet::options::*;
 
-fn model() -> PinetModel {
+pub(crate) fn model() -> PinetModel {
     PinetModel::new(PinetOptions {
         atom_types: vec![1, 8],
         depth: 1,
@@ -15,7 +15,7 @@ fn noise(k: usize) -> f64 {
 }
 
 /// Two structures of 3 and 2 atoms with every label, and a prediction of them.
-fn batch(model: &PinetModel) -> (Vec<PinetFrame>, Vec<PinnLabels>, PinetPrediction) {
+pub(crate) fn batch(model: &PinetModel) -> (Vec<PinetFrame>, Vec<PinnLabels>, PinetPrediction) {
     let cell = [6.0, 0.0, 0.0, 0.0, 7.0, 0.0, 0.0, 0.0, 8.0];
     let (mut frames, mut labels) = (vec![], vec![]);
     for (n, elems) in [(3, vec![8, 1, 1]), (2, vec![1, 1])] {
@@ -59,7 +59,7 @@ fn dipole_options(version: Wiring, change: impl Fn(&mut DipoleOptions)) -> Model
 }
 
 /// Every option that changes a formula.
-fn all() -> Vec<ModelOptions> {
+pub(crate) fn all() -> Vec<ModelOptions> {
     let mut all = Vec::new();
     for version in [Wiring::Master, Wiring::Fork] {
         let changes: [fn(&mut PotentialOptions); 8] = [
@@ -200,4 +200,92 @@ fn a_missing_label_is_named() {
     assert!(error.message().contains("has no s_data"), "{error}");
     labels[1].force = Some(vec![0.0; 5]);
     assert!(loss.require(&frames[1], &labels[1]).unwrap_err().message().contains("f_data has 5 numbers"));
+}
+
+/// One kind of error as a device sums it up: absolute, square, loss.
+fn add_error(sums: &mut [f64], predicted: f64, label: f64, weight: f64, divisor: f64) -> f64 {
+    let error = predicted - label;
+    sums[0] += error.abs();
+    sums[1] += error * error;
+    if weight.is_nan() {
+        return 0.0;
+    }
+    sums[2] += weight * error * error / divisor;
+    2.0 * weight * error / divisor
+}
+
+#[test]
+fn labels_and_weights_of_structures_give_the_same_loss_and_seeds() {
+    let model = model();
+    let (frames, labels, out) = batch(&model);
+    let (refs, label_refs): (Vec<_>, Vec<_>) = (frames.iter().collect(), labels.iter().collect());
+    let params = model.init(3);
+    for options in all() {
+        let loss = PinnLoss::new(options.clone(), &model, 5);
+        if loss.not_on_device().is_some() {
+            continue;
+        }
+        let mut seeds = PinetSeeds::default();
+        let want = loss.differentiate(&mut seeds, &out, &refs, &label_refs, &params, 0, 0);
+        let all: Vec<_> = frames.iter().zip(&labels).map(|(f, l)| loss.elements(f, l)).collect();
+        let divisor: [f64; 4] =
+            std::array::from_fn(|k| all.iter().map(|e| e.counts[k]).sum::<f64>().max(1.0));
+        let (s_weight, counted) = loss.counted();
+        let mut sums = vec![0.0; 2 + 3 * 7];
+        let of = |kind: usize, w: f64| if counted[kind] { w } else { f64::NAN };
+        let mut first = 0;
+        for (s, (frame, e)) in frames.iter().zip(&all).enumerate() {
+            let n = frame.n_atoms();
+            if let ModelOptions::Dipole(_) = options {
+                let charges = &out.atomic[first..first + n];
+                let (_, length) = dipole::dipole(charges, frame);
+                add_error(&mut sums[13..], charges.iter().sum(), 0.0, 1.0, frames.len() as f64);
+                for (kind, n) in [(5, 1.0), (6, n as f64)] {
+                    let (label, weight) = (e.dipole.0 / n, of(kind, e.dipole.1));
+                    add_error(&mut sums[1 + 3 * kind..], length / n, label, weight, divisor[3]);
+                }
+            } else {
+                let mut seed = 0.0;
+                for (kind, n) in [(0, 1.0), (1, n as f64)] {
+                    let (label, weight) = (e.energy.0 / n, of(kind, e.energy.1));
+                    seed +=
+                        add_error(&mut sums[1 + 3 * kind..], out.energy[s] / n, label, weight, divisor[0])
+                            / n;
+                }
+                assert!((seed - seeds.dl_energy[s]).abs() < 1e-12, "{options:?}");
+                for (k, (label, weight)) in e.force.iter().zip(&e.force_weight).enumerate() {
+                    let at = 3 * first + k;
+                    let seed = add_error(&mut sums[7..], out.force[at], *label, *weight, divisor[1]);
+                    assert!((seed - seeds.dl_force[at]).abs() < 1e-12, "{options:?}");
+                }
+                if counted[3] {
+                    let volume = frame.volume.unwrap();
+                    for k in 0..9 {
+                        add_error(
+                            &mut sums[10..],
+                            out.stress[s][k] / volume,
+                            e.stress[k],
+                            s_weight,
+                            divisor[2],
+                        );
+                    }
+                }
+            }
+            first += n;
+        }
+        if let Some(pull) = loss.pull(params.len()) {
+            sums[22] = pull.iter().zip(&params).map(|(a, p)| 0.5 * a * p * p).sum();
+        }
+        sums[0] = (0..7).map(|k| sums[3 + 3 * k]).sum::<f64>() + sums[22];
+        let got = loss.value_of(&sums, frames.len(), first);
+        assert!((got.loss - want.loss).abs() < 1e-12 * (1.0 + want.loss), "{options:?}");
+        assert_eq!(got.rows.len(), want.rows.len());
+        for (got, want) in got.rows.iter().zip(&want.rows) {
+            let flags = |row: &Row| (row.tag, row.count, row.has_loss, row.logged, row.batches);
+            assert_eq!(flags(got), flags(want), "{options:?}");
+            for (a, b) in [(got.absolute, want.absolute), (got.square, want.square), (got.loss, want.loss)] {
+                assert!((a - b).abs() < 1e-12 * (1.0 + b.abs()), "{options:?} {}: {a} {b}", got.tag);
+            }
+        }
+    }
 }

@@ -90,26 +90,10 @@ impl Learner for PinnLearner {
         if self.evaluation.is_none() {
             return Ok(Vec::new());
         }
+        let names = self.evaluation.as_ref().map(|e| e.names.clone()).unwrap_or_default();
         let local = self.own_errors(team);
-        let mut metrics = team.agree(local)?;
-        // A rank without a batch has nothing to add. Rank 0 always has one.
-        let everyones = team.gather(&metrics.sums())?;
-        let mut sums = everyones[0].clone();
-        let n = sums.len();
-        for other in everyones[1..].iter().filter(|other| other.len() == n) {
-            sums.iter_mut().zip(other).for_each(|(a, b)| *a += b);
-        }
-        if !team.is_root() {
-            return Ok(sums); // only rank 0's journal looks at the values
-        }
-        metrics.set_sums(&sums);
-        let mut report = metrics.report();
-        report.push(("loss".to_string(), metrics.loss()));
-        let (names, values): (Vec<String>, Vec<f64>) = report.into_iter().unzip();
-        if let Some(evaluation) = &self.evaluation {
-            let _ = evaluation.names.set(names); // the same every time
-        }
-        Ok(values)
+        let metrics = team.agree(local)?;
+        metrics_over_ranks(team, metrics, &names)
     }
 
     fn snapshot(&mut self) -> Result<Snapshot> {
@@ -122,8 +106,29 @@ impl Learner for PinnLearner {
     }
 }
 
+/// The errors of all ranks' shares of the evaluation set; names are told on rank 0.
+pub fn metrics_over_ranks(team: &mut Team, metrics: PinnMetrics, names: &MetricNames) -> Result<Vec<f64>> {
+    let mut metrics = metrics;
+    // A rank without a batch has nothing to add. Rank 0 always has one.
+    let everyones = team.gather(&metrics.sums())?;
+    let mut sums = everyones[0].clone();
+    let n = sums.len();
+    for other in everyones[1..].iter().filter(|other| other.len() == n) {
+        sums.iter_mut().zip(other).for_each(|(a, b)| *a += b);
+    }
+    if !team.is_root() {
+        return Ok(sums); // only rank 0's journal looks at the values
+    }
+    metrics.set_sums(&sums);
+    let mut report = metrics.report();
+    report.push(("loss".to_string(), metrics.loss()));
+    let (found, values): (Vec<String>, Vec<f64>) = report.into_iter().unzip();
+    let _ = names.set(found); // the same every time
+    Ok(values)
+}
+
 /// What a batch shows: `E_RMSE`, `F_RMSE`, ...
-fn shown(value: &PinnLossValue) -> LossValue {
+pub fn shown(value: &PinnLossValue) -> LossValue {
     let mut batch = PinnMetrics::default();
     batch.add(value);
     let terms = batch.report().into_iter().map(|(name, value)| Term { name: name.into(), value }).collect();

@@ -3,13 +3,14 @@
 mod options; // what the command line says
 mod structures; // prepared structures with labels, in batches
 mod learner; // one update, errors over the evaluation set
+mod cuda; // the same on a GPU
 mod journal; // what rank 0 writes
 mod early_stop; // training ends where nothing improves
 mod state; // a run as a checkpoint
 mod dress; // energies of elements, from the data
 
 use crate::checkpoint::{self, Checkpoint};
-use crate::engine::choice::DeviceChoice;
+use crate::engine::cuda::{Device, Numbers};
 use crate::engine::pinet::cpu::PinetCpu;
 use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
 use crate::error::Result;
@@ -23,7 +24,7 @@ use crate::pinn::data::detect::DataSet;
 use crate::pinn::params::{Params, write_params};
 use crate::report::tensorboard::EventWriter;
 use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
-use crate::train::learner::StepRate;
+use crate::train::learner::{Learner, StepRate};
 use crate::train::run::{Journal, Plan, Run, Validates};
 use crate::train::session::{self, Session, SessionOptions};
 use crate::train::step::GradientSum;
@@ -31,6 +32,7 @@ use crate::train::team::Team;
 use crate::{bail, err};
 pub use options::TrainArgs;
 
+use cuda::PinnCudaLearner;
 use early_stop::EarlyStop;
 use journal::PinnJournal;
 use learner::{Evaluation, MetricNames, PinnLearner};
@@ -51,13 +53,8 @@ const EVALUATION_PAUSE: Duration = Duration::from_secs(600);
 
 /// Trains a network: `pinn train`.
 pub fn main(args: &TrainArgs) -> Result<()> {
-    if matches!(args.device, DeviceChoice::Cuda(_)) {
-        return Err(
-            err!("--device: PiNet is computed on CPUs only").help("use --device cpu, or leave it out")
-        );
-    }
     let session = SessionOptions {
-        device: DeviceChoice::Cpu,
+        device: args.device,
         log_level: args.log_level,
         log_path: args.log_path.clone(),
         mpi_log: args.mpi_log,
@@ -128,7 +125,7 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
     let journal = team.is_root().then(open).transpose();
     let mut journal = team.agree(journal)?;
     let journal = journal.as_mut().map(|journal| journal as &mut dyn Journal);
-    Run::new(team, plan, &mut learner, journal, &session.far_lines)?.to_the_end(team)
+    Run::new(team, plan, &mut *learner, journal, &session.far_lines)?.to_the_end(team)
 }
 
 fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
@@ -219,14 +216,10 @@ fn learner(
     args: &TrainArgs,
     setup: &Setup,
     names: &MetricNames,
-) -> Result<PinnLearner> {
+) -> Result<Box<dyn Learner>> {
     let (model, loss) = (&setup.model, &setup.loss);
+    let device = open_gpu(team, session, setup)?;
     let (threads, forces) = (session.threads.compute, loss.wants_forces());
-    let engine = match setup.params.precision {
-        Precision::Float64 => boxed(PinetCpu::<f64>::new(model.clone(), threads, forces)),
-        Precision::Float32 => boxed(PinetCpu::<f32>::new(model.clone(), threads, forces)),
-    };
-    let engine = team.agree(engine)?;
     let mut params = model.init(setup.params.seed);
     let variables = model.table.views().iter().map(|view| view.range()).collect();
     let mut options = setup.params.optimizer;
@@ -245,7 +238,18 @@ fn learner(
     });
     let n = params.len();
     let blocks = args.reproducible.then(|| model.table.views().iter().map(|v| v.range()).collect());
-    Ok(PinnLearner {
+    if let Some(device) = device {
+        let sum = (team.size() > 1 || args.reproducible).then(|| GradientSum::new(n, 1, blocks));
+        let (model, loss) = (model.clone(), loss.clone());
+        let start = cuda::Start { device, model, loss, params, adam, sum, queue, evaluation };
+        return Ok(Box::new(team.agree(PinnCudaLearner::new(start))?));
+    }
+    let engine = match setup.params.precision {
+        Precision::Float64 => boxed(PinetCpu::<f64>::new(model.clone(), threads, forces)),
+        Precision::Float32 => boxed(PinetCpu::<f32>::new(model.clone(), threads, forces)),
+    };
+    let engine = team.agree(engine)?;
+    Ok(Box::new(PinnLearner {
         engine,
         loss: loss.clone(),
         params,
@@ -255,7 +259,24 @@ fn learner(
         evaluation,
         out: PinetPrediction::default(),
         seeds: PinetSeeds::default(),
-    })
+    }))
+}
+
+/// The GPU of this rank where there is one and it can do what the run wants. All ranks come to the same answer.
+fn open_gpu(team: &mut Team, session: &Session, setup: &Setup) -> Result<Option<Arc<Device>>> {
+    let Some((gpu, _)) = &session.gpu else { return Ok(None) };
+    let numbers = match setup.params.precision {
+        Precision::Float64 => Numbers::F64,
+        Precision::Float32 => Numbers::F32,
+    };
+    let device = team.agree(cuda::open(gpu, numbers))?;
+    let refused = cuda::refuses(&device, &setup.model, &setup.loss);
+    let anyone = team.gather(&refused)?.into_iter().flatten().next();
+    if let Some(reason) = anyone {
+        log::warn!("the GPU is not used: {reason}; this run is computed on the CPU");
+        return Ok(None);
+    }
+    Ok(Some(device))
 }
 
 fn boxed(engine: Result<impl PinetEngine + 'static>) -> Result<Box<dyn PinetEngine>> {

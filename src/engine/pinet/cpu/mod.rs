@@ -12,7 +12,7 @@ mod layers;
 mod pairs;
 mod atoms;
 mod ops;
-mod weights;
+pub(super) mod weights;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -15,7 +15,7 @@ impl Segment {
 }
 
 /// Where column `k` of the packed layer stands in the network's: radial functions are slowest here, fastest there.
-fn column(layer: &Layer, k: usize) -> usize {
+pub fn column(layer: &Layer, k: usize) -> usize {
     let channels = layer.n_out / layer.radial;
     k % channels * layer.radial + k / channels
 }
