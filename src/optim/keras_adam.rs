@@ -154,9 +154,10 @@ impl KerasAdam {
         norm
     }
 
-    /// One update with a gradient that is cut down first; `step` counts from 0. Returns the learning rate.
+    /// One update with a gradient that is cut down first; `step` counts from 0. Returns the norm of the
+    /// gradient before that.
     pub fn step(&mut self, params: &mut [f64], grad: &mut [f64], step: u64) -> f64 {
-        self.clip(grad);
+        let norm = self.clip(grad);
         let KerasRule { rate, epsilon, gain: [gain1, gain2] } = self.rule(step);
         let moments = self.first_moment.iter_mut().zip(&mut self.second_moment);
         for ((p, g), (m, v)) in params.iter_mut().zip(grad.iter()).zip(moments) {
@@ -164,7 +165,7 @@ impl KerasAdam {
             *v += (g * g - *v) * gain2;
             *p -= rate * *m / (v.sqrt() + epsilon);
         }
-        self.options.rate.at(step)
+        norm
     }
 
     /// The numbers of a step, which counts from 0.
@@ -219,8 +220,9 @@ mod tests {
         for options in [KerasAdamOptions::master(), KerasAdamOptions::fork()] {
             let mut adam = KerasAdam::new(options, vec![0..2, 2..3], 3);
             let mut params = vec![1.0; 3];
-            let lr = adam.step(&mut params, &mut [5.0, -7.0, 0.0], 0);
-            assert!((lr - 3e-4).abs() < 1e-10);
+            let norm = adam.step(&mut params, &mut [5.0, -7.0, 0.0], 0);
+            assert!((norm - 74f64.sqrt()).abs() < 1e-12, "before it was cut down");
+            let lr = 3e-4;
             assert!((params[0] - (1.0 - lr)).abs() < 1e-6 && (params[1] - (1.0 + lr)).abs() < 1e-6);
             assert_eq!(params[2], 1.0);
         }

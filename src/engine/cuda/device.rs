@@ -112,7 +112,7 @@ fn advice(code: sys::Result) -> &'static str {
 pub struct Stream(Handle);
 
 impl Stream {
-    pub(super) fn handle(self) -> Handle {
+    pub(in crate::engine) fn handle(self) -> Handle {
         self.0
     }
 }

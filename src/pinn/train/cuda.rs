@@ -71,7 +71,7 @@ pub fn refuses(device: &Device, model: &PinetModel, loss: &PinnLoss) -> Option<S
     if let Some(option) = loss.not_on_device() {
         return Some(format!("{option} is computed on CPUs only"));
     }
-    let plan = crate::engine::pinet::cpu::plan::Plan::new(model);
+    let plan = crate::engine::pinet::cpu::plan::Plan::plain(model);
     supports(&plan, device.numbers.size(), device.max_shared()).err()
 }
 

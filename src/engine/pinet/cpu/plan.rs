@@ -94,7 +94,16 @@ pub struct Plan {
 
 impl Plan {
     pub fn new(model: &PinetModel) -> Self {
-        let mut builder = Builder { n_basis: model.n_basis(), ..Builder::default() };
+        Self::build(model, true)
+    }
+
+    /// The same without [`Op::Radial`] and without operations that leave out what is zero.
+    pub fn plain(model: &PinetModel) -> Self {
+        Self::build(model, false)
+    }
+
+    fn build(model: &PinetModel, fuses: bool) -> Self {
+        let mut builder = Builder { n_basis: model.n_basis(), fuses, ..Builder::default() };
         let input = builder.buffer(Rows::Atom, model.options.atom_types.len(), false);
         match model.options.kind {
             NetworkKind::PiNet => builder.pinet(model, input),
@@ -114,6 +123,8 @@ struct Builder {
     spread: Vec<Op>,
     outputs: Vec<Buf>,
     n_basis: usize,
+    /// Whether operations are joined into [`Op::Radial`].
+    fuses: bool,
     packed: usize,
     slot: usize,
     scratch: usize,
@@ -215,7 +226,7 @@ impl Builder {
         }
         self.shapes[z.0].shared = true;
         // In the first block pairs of atoms know elements only, up to where radial functions come in.
-        let still = q.buf.0 == 0 && matches!(rest, [last] if last.act == Act::Tanh);
+        let still = self.fuses && q.buf.0 == 0 && matches!(rest, [last] if last.act == Act::Tanh);
         self.spread.push(Op::SpreadInput { v, z, still });
         self.end_atoms();
         let y = self.buffer(Rows::Pair, first.n_out, needs_jets(first.act));
@@ -228,7 +239,7 @@ impl Builder {
         w = self.chain(w, hidden);
         let channels = |width: usize, n_basis: usize| width / n_basis;
         let i = match last {
-            Some(dense) if dense.act == Act::Tanh => {
+            Some(dense) if self.fuses && dense.act == Act::Tanh => {
                 let i = self.buffer(Rows::Pair, channels(dense.n_out, self.n_basis), false);
                 let (x, to) = (w, self.buffer(Rows::Pair, dense.n_out, false));
                 let layer = self.layer(dense, 0, dense.n_in, true, self.n_basis);

@@ -85,7 +85,7 @@ impl Core {
         forces: bool,
         loss: Option<LossTerms>,
     ) -> Result<Core> {
-        let plan = Plan::new(model);
+        let plan = Plan::plain(model);
         let n_params = model.n_params();
         let map = packed_map(&plan, n_params);
         let (mut first, mut variable) = (Vec::new(), vec![0u32; n_params]);
@@ -222,7 +222,12 @@ impl Core {
         self.device.launch("gather", class.structures, 256, 0, arguments![shape.batch])?;
         // SAFETY: inside the memory of the shape.
         let code = unsafe {
-            (self.device.driver().memset_d8_async)(shape.sums.0, 0, shape.sums.1, self.device.stream())
+            (self.device.driver().memset_d8_async)(
+                shape.sums.0,
+                0,
+                shape.sums.1,
+                self.device.stream().handle(),
+            )
         };
         self.device.check(code, "clear memory")?;
         self.pass(shape, 0)?;

@@ -87,7 +87,7 @@ impl PinetCuda {
         // SAFETY: inside the memory of the shape.
         let code = unsafe {
             let driver = core.device.driver();
-            (driver.memset_d8_async)(shape.dl_sums.0, 0, shape.dl_sums.1, core.device.stream())
+            (driver.memset_d8_async)(shape.dl_sums.0, 0, shape.dl_sums.1, core.device.stream().handle())
         };
         core.device.check(code, "clear memory")?;
         core.second_pass(shape)?;
@@ -112,7 +112,12 @@ fn read(core: &Core, from: u64, n: usize) -> Result<Vec<f64>> {
     // SAFETY: both sides hold that many numbers, and the copy is waited for.
     let code = unsafe {
         let driver = core.device.driver();
-        (driver.memcpy_dtoh_async)(to.as_mut_ptr().cast(), from, size_of_val(&to[..]), core.device.stream())
+        (driver.memcpy_dtoh_async)(
+            to.as_mut_ptr().cast(),
+            from,
+            size_of_val(&to[..]),
+            core.device.stream().handle(),
+        )
     };
     core.device.check(code, "copy from the GPU")?;
     core.device.synchronize()?;
@@ -123,7 +128,7 @@ fn write(core: &Core, to: u64, from: &[f64]) -> Result<()> {
     // SAFETY: the source is ordinary memory, which the driver has read when the call returns.
     let code = unsafe {
         let driver = core.device.driver();
-        (driver.memcpy_htod_async)(to, from.as_ptr().cast(), size_of_val(from), core.device.stream())
+        (driver.memcpy_htod_async)(to, from.as_ptr().cast(), size_of_val(from), core.device.stream().handle())
     };
     core.device.check(code, "copy to the GPU")
 }

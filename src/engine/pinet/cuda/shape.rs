@@ -358,7 +358,7 @@ impl Builder<'_> {
         let none = layout::Op::default();
         match *op {
             Op::Dense { x, y, layer, parts, constant } => self.dense(pass, x, y, &layer, parts, constant),
-            Op::PairInput { u, v, y, z, act } => {
+            Op::PairInput { u, v, y, z, act, .. } => {
                 let [u, v, y, x] = [u, v, y, z].map(|buf| self.whole(buf));
                 let op = layout::Op { x, y, u, v, act: layout::act_number(act), ..none };
                 let name = of(["input_forward", "input_reverse", "input_tangent", "input_adjoint"]);
@@ -375,6 +375,7 @@ impl Builder<'_> {
                     of(["contract_forward", "contract_reverse", "contract_tangent", "contract_adjoint"]);
                 self.rows(pass, name, op, Rows::Pair, CONTRACT);
             }
+            Op::Radial { .. } => unreachable!("a plain plan joins no operations"),
             Op::Sum { x, y } => {
                 let op = layout::Op { x: self.whole(x), y: self.whole(y), ..none };
                 let name = of(["sum_forward", "sum_reverse", "sum_tangent", "sum_adjoint"]);
@@ -546,7 +547,7 @@ mod tests {
     #[test]
     fn every_parameter_that_a_layer_uses_has_a_source() {
         for (name, model) in crate::engine::pinet::reference::tests::networks() {
-            let plan = Plan::new(&model);
+            let plan = Plan::plain(&model);
             let common = Common {
                 turn: 64,
                 status: 64,
