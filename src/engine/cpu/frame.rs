@@ -1,7 +1,7 @@
 //! A frame as the CPU engine wants it: atoms sorted by type, pairs as columns.
 //!
-//! The features Q of the series are made anew in every step: that takes less than a hundredth of it, and keeping them would
-//! double the memory of a frame.
+//! The features Q of the series are made anew in every step: that takes two hundredths of it, and keeping them would double
+//! the memory of a frame.
 
 use super::chebyshev::Plan;
 use super::pairs::{self, Rows, Scale};
