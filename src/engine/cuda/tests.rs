@@ -1,9 +1,8 @@
 //! The CUDA engine against the reference; skipped by name where there is no GPU.
 
 use super::*;
-use crate::data::Frame;
 use crate::engine::reference::ReferenceEngine;
-use crate::engine::reference::tests::{frame, model, model_with, options};
+use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run};
 use crate::model::activation::Activation;
 use crate::model::dp::options::SeE2AOptions;
 
@@ -16,35 +15,6 @@ fn device(numbers: Numbers) -> Option<Arc<Device>> {
             None
         }
     }
-}
-
-/// Energies, forces, virials, then the gradient for fixed seeds.
-fn run<E: Engine>(engine: &mut E, params: &[f64], frames: &[Frame]) -> (Prediction, Vec<f64>) {
-    let prepare = engine.preparer();
-    let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
-    let batch: Vec<_> = prepared.iter().collect();
-    let mut out = Prediction::default();
-    engine.evaluate(&mut out, params, &batch);
-    let coefficient = |k: usize| ((k as f64 + 1.0) * 0.731).sin();
-    let n = out.atom_energy.len();
-    let seeds = Seeds {
-        dl_energy: (0..frames.len()).map(coefficient).collect(),
-        dl_atom_energy: (0..n).map(coefficient).collect(),
-        dl_force: (0..3 * n).map(|k| 3.0 * coefficient(k)).collect(),
-        dl_virial: (0..frames.len()).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
-    };
-    let mut grad = vec![f64::NAN; params.len()];
-    engine.backward(&mut grad, params, &batch, &seeds);
-    (out, grad)
-}
-
-/// The worst deviation relative to the largest value.
-fn deviation(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
-    got.iter()
-        .zip(want)
-        .fold(0.0f64, |a, (g, w)| if g.is_nan() { f64::NAN } else { a.max((g - w).abs() / scale) })
 }
 
 fn compare(numbers: Numbers, model: Arc<Dp>, tolerance: f64) {

@@ -225,6 +225,35 @@ pub(crate) mod tests {
         out
     }
 
+    /// Energies, forces, virials, then the gradient for fixed seeds.
+    pub fn run<E: Engine>(engine: &mut E, params: &[f64], frames: &[Frame]) -> (Prediction, Vec<f64>) {
+        let prepare = engine.preparer();
+        let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
+        let batch: Vec<_> = prepared.iter().collect();
+        let mut out = Prediction::default();
+        engine.evaluate(&mut out, params, &batch);
+        let coefficient = |k: usize| ((k as f64 + 1.0) * 0.731).sin();
+        let n = out.atom_energy.len();
+        let seeds = Seeds {
+            dl_energy: (0..frames.len()).map(coefficient).collect(),
+            dl_atom_energy: (0..n).map(coefficient).collect(),
+            dl_force: (0..3 * n).map(|k| 3.0 * coefficient(k)).collect(),
+            dl_virial: (0..frames.len()).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
+        };
+        let mut grad = vec![f64::NAN; params.len()];
+        engine.backward(&mut grad, params, &batch, &seeds);
+        (out, grad)
+    }
+
+    /// The worst deviation relative to the largest value.
+    pub fn deviation(got: &[f64], want: &[f64]) -> f64 {
+        assert_eq!(got.len(), want.len());
+        let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
+        got.iter()
+            .zip(want)
+            .fold(0.0f64, |a, (g, w)| if g.is_nan() { f64::NAN } else { a.max((g - w).abs() / scale) })
+    }
+
     #[test]
     fn force_is_minus_the_gradient_of_the_energy() {
         let model = model(options());

@@ -1,11 +1,11 @@
 //! Which format a data set has, by its name and its first lines.
 
 use super::deepmd;
-use super::extxyz::Extxyz;
+use super::extxyz;
 use super::file::Lines;
 use super::mimic::{self, MimicFiles, MimicRuns};
 use super::qm9::{LabelMap, Qm9};
-use super::runner::Runner;
+use super::runner;
 use super::source::{Joined, Source, Subset};
 use super::tfrecord::Tfrecord;
 use crate::config::check::did_you_mean;
@@ -28,11 +28,11 @@ pub struct Format {
 /// Every format.
 pub const FORMATS: &[Format] = &[
     Format { name: "tfr", aliases: &["tfrecord"], open: |path, _| open_yml(path) },
-    Format { name: "runner", aliases: &[], open: |path, _| Ok(Box::new(Runner::open(Path::new(path))?)) },
+    Format { name: "runner", aliases: &[], open: |path, _| Ok(Box::new(runner::open(Path::new(path))?)) },
     Format {
         name: "ase",
         aliases: &["extxyz", "xyz"],
-        open: |path, _| Ok(Box::new(Extxyz::open(Path::new(path))?)),
+        open: |path, _| Ok(Box::new(extxyz::open(Path::new(path))?)),
     },
     Format {
         name: "qm9",

@@ -3,63 +3,21 @@
 //! Keys are those of ASE: Lattice, pbc, Properties, energy, stress (or virial), dipole; columns forces and charges.
 
 use super::element::atomic_number;
-use super::file::{Block, ByteFile, Lines, number};
-use super::sample::{Dipole, Keys, Sample, volume};
-use super::source::Source;
+use super::file::{Block, Lines, number};
+use super::sample::{Dipole, Sample, volume};
+use super::text::TextFile;
 use crate::error::Result;
 use crate::{bail, err};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A file of frames.
-pub struct Extxyz {
-    file: ByteFile,
-    frames: Vec<Block>,
-    keys: Keys,
-}
-
-impl Extxyz {
-    /// Finds the frames of a file. Labels are those of the first frame.
-    pub fn open(path: &Path) -> Result<Extxyz> {
-        let file = ByteFile::new(path)?;
-        let frames = index(path)?;
-        if frames.is_empty() {
-            bail!("{}: found no frames", path.display());
-        }
-        let mut set = Extxyz { file, frames, keys: Keys::default() };
-        set.keys = set.parse(0)?.keys();
-        Ok(set)
+/// Finds the frames of a file. Labels are those of the first frame.
+pub fn open(path: &Path) -> Result<TextFile> {
+    let frames = index(path)?;
+    if frames.is_empty() {
+        bail!("{}: found no frames", path.display());
     }
-
-    fn parse(&self, index: usize) -> Result<Sample> {
-        let frame = self.frames[index];
-        let text = frame.read(&self.file)?;
-        let sample = parse_frame(&text, frame.line).and_then(|sample| {
-            let sample = sample.rounded();
-            sample.check().map_err(|e| e.at(format_args!("line {}", frame.line)))?;
-            Ok(sample)
-        });
-        sample.map_err(|e| e.at(format_args!("{}: frame {index}", self.file.path().display())))
-    }
-}
-
-impl Source for Extxyz {
-    fn len(&self) -> usize {
-        self.frames.len()
-    }
-
-    fn read(&self, index: usize) -> Result<Sample> {
-        let place = || format!("{}: frame {index}", self.file.path().display());
-        self.parse(index)?.restricted(self.keys).map_err(|e| e.at(place()))
-    }
-
-    fn keys(&self) -> Keys {
-        self.keys
-    }
-
-    fn place(&self) -> String {
-        self.file.path().display().to_string()
-    }
+    TextFile::new(path, frames, "frame", parse_frame)
 }
 
 fn index(path: &Path) -> Result<Vec<Block>> {
@@ -343,12 +301,13 @@ fn bracketed(chars: &mut Chars) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pinn::data::source::Source;
 
     fn open(text: &str) -> Result<Vec<Sample>> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.xyz");
         std::fs::write(&path, text).unwrap();
-        let set = Extxyz::open(&path)?;
+        let set = super::open(&path)?;
         (0..set.len()).map(|i| set.read(i)).collect()
     }
 

@@ -4,10 +4,10 @@
 //! `PHALANX_FUZZ_SECONDS=150 cargo test --release --lib pinn::data::fuzz::long_trr -- --ignored --nocapture`.
 
 use super::energies::read_energies;
-use super::extxyz::Extxyz;
+use super::extxyz;
 use super::mimic::{Mimic, MimicFiles, MimicOptions};
 use super::mpt::Topology;
-use super::runner::Runner;
+use super::runner;
 use super::source::Source;
 use super::tfrecord::Tfrecord;
 use super::trr::Trajectory;
@@ -95,9 +95,9 @@ fn text() -> Target {
     let xyz = b"2\nLattice=\"5 0 0 0 5 0 0 0 6\" Properties=species:S:1:pos:R:3:forces:R:3 energy=-1.5 pbc=\"T T T\"\n\
                 O 0 0 0.5 0.1 0.2 0.3\nH 0 0 1.5 -0.1 -0.2 -0.3\n";
     let read = |path: &Path| {
-        let runner = Runner::open(path).and_then(|set| read_all(&set));
+        let runner = runner::open(path).and_then(|set| read_all(&set));
         let qm9 = super::qm9::Qm9::open(path.to_str().unwrap(), super::qm9::LabelMap::parse("").unwrap());
-        let xyz = Extxyz::open(path).and_then(|set| read_all(&set));
+        let xyz = extxyz::open(path).and_then(|set| read_all(&set));
         runner.and(xyz).and(qm9.and_then(|set| read_all(&set)))
     };
     Target { name: "text", seeds: vec![runner.repeat(2), xyz.repeat(2)], records: false, read }

@@ -14,6 +14,7 @@ pub mod qm9; // QM9's files
 pub mod extxyz; // xyz and extended xyz
 pub mod deepmd; // system folders of DeePMD-kit
 mod element; // symbols and atomic numbers
+mod text; // text files of structures one after the other
 mod file; // bytes and lines at an offset
 mod tensor; // tensors in TFRecords
 mod xdr; // big-endian numbers and strings of GROMACS and MiMiCPy

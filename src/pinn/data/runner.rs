@@ -3,64 +3,22 @@
 //! Positions become Å and forces Hartree/Å; energies stay in Hartree.
 
 use super::element::atomic_number;
-use super::file::{Block, ByteFile, Lines, number, three};
-use super::sample::{Keys, Sample};
-use super::source::Source;
+use super::file::{Block, Lines, number, three};
+use super::sample::Sample;
+use super::text::TextFile;
 use crate::error::Result;
 use crate::units::BOHR;
 use crate::{bail, err};
 use std::path::Path;
 
-/// A file of blocks.
-pub struct Runner {
-    file: ByteFile,
-    blocks: Vec<Block>,
-    keys: Keys,
-}
-
-impl Runner {
-    /// Finds the blocks of a file.
-    pub fn open(path: &Path) -> Result<Runner> {
-        let file = ByteFile::new(path)?;
-        let blocks = index(path)?;
-        if blocks.is_empty() {
-            return Err(err!("{}: found no structure", path.display())
-                .help("a structure stands between a line `begin` and a line `end`"));
-        }
-        let mut set = Runner { file, blocks, keys: Keys::default() };
-        set.keys = set.parse(0)?.keys();
-        Ok(set)
+/// Finds the blocks of a file. Labels are those of the first block.
+pub fn open(path: &Path) -> Result<TextFile> {
+    let blocks = index(path)?;
+    if blocks.is_empty() {
+        return Err(err!("{}: found no structure", path.display())
+            .help("a structure stands between a line `begin` and a line `end`"));
     }
-
-    fn parse(&self, index: usize) -> Result<Sample> {
-        let block = self.blocks[index];
-        let text = block.read(&self.file)?;
-        let sample = parse_block(&text, block.line).and_then(|sample| {
-            let sample = sample.rounded();
-            sample.check().map_err(|e| e.at(format_args!("line {}", block.line)))?;
-            Ok(sample)
-        });
-        sample.map_err(|e| e.at(format_args!("{}: structure {index}", self.file.path().display())))
-    }
-}
-
-impl Source for Runner {
-    fn len(&self) -> usize {
-        self.blocks.len()
-    }
-
-    fn read(&self, index: usize) -> Result<Sample> {
-        let place = || format!("{}: structure {index}", self.file.path().display());
-        self.parse(index)?.restricted(self.keys).map_err(|e| e.at(place()))
-    }
-
-    fn keys(&self) -> Keys {
-        self.keys
-    }
-
-    fn place(&self) -> String {
-        self.file.path().display().to_string()
-    }
+    TextFile::new(path, blocks, "structure", parse_block)
 }
 
 fn index(path: &Path) -> Result<Vec<Block>> {
@@ -176,17 +134,18 @@ fn matrix(rows: &[[f64; 3]], what: &str) -> Result<Option<[[f64; 3]; 3]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pinn::data::source::Source;
 
     const TEXT: &str = "begin\ncomment two atoms\nlattice 10.0 0.0 0.0\nlattice 0.0 10.0 0.0\nlattice 0.0 0.0 10.0\n\
                         atom 0.0 0.0 1.0 O -0.5 0.0 0.1 0.2 0.3\natom 0.0 0.0 2.0 H 0.5 0.0 -0.1 -0.2 -0.3 1 2 3\n\
                         energy -1.5\nenergy_weight 2.0\nstress 1 0 0\nstress 0 1 0\nstress 0 0 1\ncharge 0.0\nend\n";
 
-    fn open(text: &str) -> Result<Runner> {
+    fn open(text: &str) -> Result<TextFile> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("input.data");
         std::fs::write(&path, text).unwrap();
         // Structures are read while the folder exists.
-        let set = Runner::open(&path)?;
+        let set = super::open(&path)?;
         for i in 0..set.len() {
             set.read(i)?;
         }

@@ -8,7 +8,7 @@ fn read(text: &str) -> Result<Params> {
 }
 
 const MASTER: &str = "
-model_dir: /tmp/m
+model_dir: runs/m
 network: {name: PiNet, params: {atom_types: [1, 8], rc: 5.0, basis_type: gaussian, n_basis: 3, gamma: [1, 2, 3]}}
 model: {name: potential_model, params: {use_force: true, e_dress: {1: -0.5, 8: -74.25}, max_energy: 10}}
 optimizer:
@@ -32,7 +32,7 @@ parallel: true
 fn the_newer_style_is_read_with_its_defaults() {
     let params = read(MASTER).unwrap();
     assert_eq!((params.style, params.parallel), (Wiring::Master, false));
-    assert_eq!(params.model_dir, Path::new("/tmp/m"));
+    assert_eq!(params.model_dir, Path::new("runs/m"));
     let network = &params.network;
     assert_eq!((network.rc, network.depth, network.act), (5.0, 4, Act::Tanh));
     assert_eq!((&network.n_basis, &network.gamma), (&Basis::Count(3), &Gamma::Each(vec![1.0, 2.0, 3.0])));
@@ -200,6 +200,6 @@ fn a_folder_stands_for_its_params_file_and_is_the_model_dir() {
     write_params(folder.path(), &read(MASTER).unwrap().written).unwrap();
     let params = Params::read(folder.path()).unwrap();
     assert_eq!(params.model_dir, folder.path());
-    let again = Params { model_dir: "/tmp/m".into(), written: read(MASTER).unwrap().written, ..params };
+    let again = Params { model_dir: "runs/m".into(), written: read(MASTER).unwrap().written, ..params };
     assert_eq!(again, read(MASTER).unwrap(), "written and read again it is the same");
 }

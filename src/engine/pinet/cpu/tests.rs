@@ -2,17 +2,7 @@
 
 use super::*;
 use crate::engine::pinet::reference::PinetReference;
-use crate::engine::pinet::reference::tests::{frame, networks, params, seeds};
-
-/// The largest difference over the largest wanted number.
-fn deviation(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
-    got.iter()
-        .zip(want)
-        .fold(0.0, |a: f64, (g, w)| if (g - w).is_nan() { f64::NAN } else { a.max((g - w).abs()) })
-        / scale
-}
+use crate::engine::pinet::reference::tests::{deviation, frame, networks, params, seeds};
 
 /// Batches of every kind: cells, clusters, one atom, no pairs, many atoms.
 fn batches(model: &PinetModel) -> Vec<Vec<PinetFrame>> {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::cuda::{Cuda, Numbers};
 use crate::engine::pinet::reference::PinetReference;
-use crate::engine::pinet::reference::tests::{frame, networks, params, seeds};
+use crate::engine::pinet::reference::tests::{deviation, frame, networks, params, seeds};
 
 fn device(numbers: Numbers) -> Option<Arc<Device>> {
     let env = |name: &str| std::env::var(name).ok();
@@ -14,16 +14,6 @@ fn device(numbers: Numbers) -> Option<Arc<Device>> {
             None
         }
     }
-}
-
-/// The largest difference over the largest wanted number.
-fn deviation(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
-    got.iter()
-        .zip(want)
-        .fold(0.0, |a: f64, (g, w)| if (g - w).is_nan() { f64::NAN } else { a.max((g - w).abs()) })
-        / scale
 }
 
 /// Batches of every kind: cells, clusters, one atom, no pairs, many atoms.

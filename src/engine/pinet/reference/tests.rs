@@ -3,6 +3,16 @@
 use super::*;
 use crate::model::pinet::options::*;
 
+/// The largest difference over the largest wanted number.
+pub fn deviation(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-12f64, |a, b| a.max(b.abs()));
+    got.iter()
+        .zip(want)
+        .fold(0.0, |a: f64, (g, w)| if (g - w).is_nan() { f64::NAN } else { a.max((g - w).abs()) })
+        / scale
+}
+
 /// Small networks of every kind.
 pub(crate) fn networks() -> Vec<(&'static str, Arc<PinetModel>)> {
     let small = |version, kind| PinetOptions {
