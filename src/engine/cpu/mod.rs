@@ -83,7 +83,7 @@ impl<T: Real> CpuEngine<T> {
             plan,
             range,
             series: Series::default(),
-            fitting: Fitting::new(model.fitting.clone()),
+            fitting: Fitting::new(model.fitting.clone(), model.descriptor().axis_neuron),
             vacuum: Vacuum::default(),
             buffers: Buffers::default(),
             weights: Vec::new(),
@@ -191,11 +191,11 @@ impl<T: Real> Engine for CpuEngine<T> {
         let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
         blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);
         self.laps.lap(Stage::Tangent);
-        self.fitting.tangent(&self.pool, weights);
-        self.laps.lap(Stage::FittingTangent);
         let dl_e = batch.energy_seeds(seeds);
+        self.fitting.tangent(&self.pool, weights, &dl_e);
+        self.laps.lap(Stage::FittingTangent);
         let gradient = T::target(grad, &mut self.gradient);
-        self.fitting.backward(&self.pool, gradient, weights, &dl_e);
+        self.fitting.backward(&self.pool, gradient, weights);
         T::deliver(grad, &self.gradient, &self.pool);
         self.vacuum.backward_add(grad, &self.model, params, &dl_e);
         self.laps.lap(Stage::FittingReverse);
