@@ -245,6 +245,8 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
             for v in 0..NV {
                 S::prefetch(ahead.wrapping_add(v * S::LANES));
             }
+            // Unless the row starts with a line, it ends in one more.
+            S::prefetch(ahead.wrapping_add((NV - 1) * S::LANES + last - 1));
             let mut bv = [zero; NV];
             for v in 0..NV {
                 let p = row.add(v * S::LANES);

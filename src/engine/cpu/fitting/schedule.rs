@@ -1,7 +1,7 @@
 //! How the work of the fitting nets is cut into tasks.
 //!
-//! Fixed sizes, so that results do not depend on the number of threads; small ones, and the larger groups of atoms first, so
-//! that threads end together. Made once for each shape of batch.
+//! Fixed sizes, so that results do not depend on the number of threads; small ones, so that threads end together. Made once
+//! for each shape of batch.
 
 use super::fold::Fold;
 use super::rows::COLS;
@@ -74,16 +74,14 @@ impl Schedule {
 
     pub fn new<T: Real>(nets: &[NetShape], fold: Fold, n: &[usize]) -> Self {
         let n_hidden = nets[0].layers.len() - 1;
-        let mut groups: Vec<usize> = (0..nets.len()).collect();
-        groups.sort_by_key(|&c| std::cmp::Reverse(n[c]));
         let mut schedule = Schedule { sizes: n.to_vec(), ..Schedule::default() };
-        for &group in &groups {
+        for group in 0..nets.len() {
             schedule.folds.extend(pieces(0..fold.triangle(), FOLD_ROWS).map(|rows| (group, rows)));
             schedule.gradient.push(Job::Rest { group });
         }
         for l in 0..n_hidden {
             let (mut forward, mut backward) = (Vec::new(), Vec::new());
-            for &group in &groups {
+            for group in 0..nets.len() {
                 let shape = &nets[group].layers[l];
                 let block = forward_block::<T>();
                 forward.extend(blocks(group, n[group], block.0, pieces(0..shape.n_out, block.1)));
