@@ -89,8 +89,9 @@ impl<T: Real> Buffers<T> {
 /// A and the descriptor of every atom, into the fitting nets.
 pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &mut Fitting<T>) {
     let model = batch.model;
-    let (m1, m2, n_d, n_extra) =
-        (model.n_embed(), model.descriptor().axis_neuron, model.n_descriptor(), model.n_extra());
+    let (m1, m2, n_extra, fold) =
+        (model.n_embed(), model.descriptor().axis_neuron, model.n_extra(), fitting.fold());
+    let n_d = fold.width(model.n_descriptor());
     let (stride, width) = (4 * m1, n_d + n_extra);
     buffers.inputs.clear();
     buffers.inputs.extend((0..model.n_types()).map(|c| Parts::new(fitting.input(c))));
@@ -118,7 +119,7 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
         let extra = &batch.frames[block.frame].extra[block.local * n_extra..];
         for k in 0..block.n {
             let x = &mut x[k * width..(k + 1) * width];
-            descriptor::forward(x, &a[k * stride..(k + 1) * stride], m1, m2);
+            descriptor::forward(x, &a[k * stride..(k + 1) * stride], m1, m2, fold.square());
             x[n_d..].copy_from_slice(&extra[k * n_extra..(k + 1) * n_extra]);
         }
     });
@@ -141,7 +142,8 @@ fn features<T: Real>(q: &mut [T], batch: &Batch<T>, block: &Segment, plan: &Plan
 pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &Fitting<T>) {
     let model = batch.model;
     let (m1, m2, n_types) = (model.n_embed(), model.descriptor().axis_neuron, model.n_types());
-    let (stride, width) = (4 * m1, model.n_descriptor() + model.n_extra());
+    let fold = fitting.fold();
+    let (stride, width) = (4 * m1, fold.width(model.n_descriptor()) + model.n_extra());
     let blocks = &batch.layout.blocks;
     buffers.virial.clear();
     buffers.virial.resize(blocks.len(), [0.0; 9]);
@@ -159,7 +161,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
             let a = &a[row * stride..(row + 1) * stride];
             let de_a = &mut de_a[k * stride..(k + 1) * stride];
             de_a.fill(T::ZERO);
-            descriptor::adjoint_add(de_a, a, &de_x[k * width..(k + 1) * width], m1, m2);
+            descriptor::adjoint_add(de_a, a, &de_x[k * width..(k + 1) * width], m1, m2, fold.square());
         }
         let offset = batch.layout.first_pair[block.frame];
         let pairs = batch.pairs(block);
@@ -299,8 +301,9 @@ pub fn tangent<T: Real>(
     seeds: &Seeds,
 ) {
     let model = batch.model;
-    let (m1, m2, n_d, n_types) =
-        (model.n_embed(), model.descriptor().axis_neuron, model.n_descriptor(), model.n_types());
+    let (m1, m2, n_types, fold) =
+        (model.n_embed(), model.descriptor().axis_neuron, model.n_types(), fitting.fold());
+    let n_d = fold.width(model.n_descriptor());
     let (stride, width, tk) = (4 * m1, n_d + model.n_extra(), batch.n_terms());
     buffers.inputs.clear();
     buffers.inputs.extend((0..n_types).map(|c| Parts::new(fitting.input_dot(c))));
@@ -345,6 +348,7 @@ pub fn tangent<T: Real>(
                 &a_dot[k * stride..(k + 1) * stride],
                 m1,
                 m2,
+                fold.square(),
             );
             x_dot[n_d..].fill(T::ZERO);
         }
@@ -412,7 +416,8 @@ fn direction<T: Real>(d_dot: &mut [&mut [T]; 3], batch: &Batch<T>, block: &Segme
 pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &Fitting<T>) {
     let model = batch.model;
     let (m1, m2) = (model.n_embed(), model.descriptor().axis_neuron);
-    let (stride, width) = (4 * m1, model.n_descriptor() + model.n_extra());
+    let fold = fitting.fold();
+    let (stride, width) = (4 * m1, fold.width(model.n_descriptor()) + model.n_extra());
     let (a, a_dot, dl_a) = (&buffers.a, &buffers.a_dot, Parts::new(&mut buffers.dl_a));
     let blocks = &batch.layout.blocks;
     pool.run(blocks.len(), |b| {
@@ -427,8 +432,8 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
             let x = k * width..(k + 1) * width;
             let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
             dl_a.fill(T::ZERO);
-            descriptor::adjoint_add(dl_a, &a[row.clone()], &dl_x[x.clone()], m1, m2);
-            descriptor::adjoint_add(dl_a, &a_dot[row], &de_x[x], m1, m2);
+            descriptor::adjoint_add(dl_a, &a[row.clone()], &dl_x[x.clone()], m1, m2, fold.square());
+            descriptor::adjoint_add(dl_a, &a_dot[row], &de_x[x], m1, m2, fold.square());
         }
     });
 }

@@ -11,8 +11,6 @@ use super::simd::{Isa, Portable, Simd, isa};
 
 /// Rows of B that are asked for ahead of their use.
 const AHEAD: usize = 12;
-/// Columns of the widest tile.
-const TURNED: usize = 48;
 
 /// A matrix in memory: element (i, k) is `data[i * row + k * col]`.
 #[derive(Clone, Copy)]
@@ -236,12 +234,12 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
         let a = raw.a.add(i * raw.a_row);
         let b = raw.b.add(j);
         let full = last == S::LANES;
-        // The rows of A for the next tile follow without a gap: one line of them is asked for at each turn.
+        // The rows of A for the next tile: a line of one of them is asked for at each turn.
         let next = a.wrapping_add(MR * raw.a_row);
-        let line = if raw.a_col == 1 && raw.a_row == raw.k { MR } else { 0 };
+        let next_row = if raw.a_col == 1 { raw.a_row } else { 0 };
         for k in 0..raw.k {
             let row = b.add(k * raw.ldb);
-            S::prefetch(next.wrapping_add(k * line));
+            S::prefetch(next.wrapping_add(k % 8 * next_row + k / 8 * 8));
             // Rows of B are far apart, often on different pages, where the hardware does not look ahead.
             let ahead = row.wrapping_add(AHEAD * raw.ldb);
             for v in 0..NV {
@@ -261,16 +259,17 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
             }
         }
         if raw.turned {
-            let mut buffer = [[T::ZERO; TURNED]; MR];
-            for r in 0..MR {
-                for v in 0..NV {
-                    S::store(buffer[r].as_mut_ptr().add(v * S::LANES), sum[r][v]);
+            for v in 0..NV {
+                let n = if v + 1 < NV { S::LANES } else { last };
+                let c = raw.c.add((j + v * S::LANES) * raw.ldc + i);
+                if MR == 8 {
+                    S::store_turned(c, raw.ldc, std::array::from_fn(|r| sum[r % MR][v]), n);
+                    continue;
                 }
-            }
-            for l in 0..(NV - 1) * S::LANES + last {
-                let out = raw.c.add((j + l) * raw.ldc + i);
-                for r in 0..MR {
-                    *out.add(r) = buffer[r][l];
+                for l in 0..n {
+                    for r in 0..MR {
+                        *c.add(l * raw.ldc + r) = *(&raw const sum[r][v]).cast::<T>().add(l);
+                    }
                 }
             }
             return;
@@ -292,16 +291,90 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
     }
 }
 
-/// `out[c, r] = a[r, c]` for a row-major `[rows, cols]`, in blocks that stay in cache.
+/// `out[c, r] = a[r, c]` for a row-major `[rows, cols]`.
 pub fn transpose<T: Real>(out: &mut [T], a: &[T], rows: usize, cols: usize) {
-    const BLOCK: usize = 16;
     assert!(out.len() >= rows * cols && a.len() >= rows * cols, "both hold rows x cols");
-    for r0 in (0..rows).step_by(BLOCK) {
-        for c0 in (0..cols).step_by(BLOCK) {
-            for r in r0..(r0 + BLOCK).min(rows) {
-                for c in c0..(c0 + BLOCK).min(cols) {
-                    out[c * rows + r] = a[r * cols + c];
-                }
+    // SAFETY: as just checked.
+    unsafe { turn_into(out.as_mut_ptr(), rows, a.as_ptr(), cols, rows, cols) }
+}
+
+/// `out[c * ld_out + r] = a[r * ld_a + c]` for a block of a matrix.
+///
+/// # Safety
+/// Both blocks must be valid, and nobody else may touch that of `out` meanwhile.
+pub unsafe fn turn_into<T: Real>(
+    out: *mut T,
+    ld_out: usize,
+    a: *const T,
+    ld_a: usize,
+    rows: usize,
+    cols: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { T::turn_kernel(Turn { out, ld_out, a, ld_a, rows, cols }) }
+}
+
+/// The arguments of [`turn_into`].
+#[derive(Clone, Copy)]
+pub struct Turn<T> {
+    out: *mut T,
+    ld_out: usize,
+    a: *const T,
+    ld_a: usize,
+    rows: usize,
+    cols: usize,
+}
+
+/// Turns a block by the best instruction set.
+///
+/// # Safety
+/// As for [`turn_into`].
+pub(super) unsafe fn turn_f64(turn: Turn<f64>) {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { turn_avx512::<f64, Avx512<f64>>(turn) },
+        _ => unsafe { turn_by::<f64, Portable<f64>>(turn) },
+    }
+}
+
+/// As [`turn_f64`].
+///
+/// # Safety
+/// As there.
+pub(super) unsafe fn turn_f32(turn: Turn<f32>) {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { turn_avx512::<f32, Avx512<f32>>(turn) },
+        _ => unsafe { turn_by::<f32, Portable<f32>>(turn) },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
+unsafe fn turn_avx512<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
+    unsafe { turn_by::<T, S>(turn) }
+}
+
+/// Eight rows at a time by vectors, what is left number by number.
+#[inline(always)]
+unsafe fn turn_by<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
+    let Turn { out, ld_out, a, ld_a, rows, cols } = turn;
+    let whole = rows / 8 * 8;
+    unsafe {
+        for r in (0..whole).step_by(8) {
+            for c in (0..cols).step_by(S::LANES) {
+                let n = S::LANES.min(cols - c);
+                let from = a.add(r * ld_a + c);
+                let block = std::array::from_fn(|k| match n == S::LANES {
+                    true => S::load(from.add(k * ld_a)),
+                    false => S::load_partial(from.add(k * ld_a), n),
+                });
+                S::store_turned(out.add(c * ld_out + r), ld_out, block, n);
+            }
+        }
+        for r in whole..rows {
+            for c in 0..cols {
+                *out.add(c * ld_out + r) = *a.add(r * ld_a + c);
             }
         }
     }
@@ -366,15 +439,45 @@ mod tests {
         }
     }
 
+    fn check_turn<T: Real>(rows: usize, cols: usize) {
+        let a: Vec<T> = noise(rows * cols, 0.0).into_iter().map(T::from_f64).collect();
+        let mut b = vec![T::ZERO; a.len()];
+        transpose(&mut b, &a, rows, cols);
+        for r in 0..rows {
+            for c in 0..cols {
+                assert_eq!(b[c * rows + r], a[r * cols + c], "{rows} x {cols} ({r}, {c})");
+            }
+        }
+    }
+
     #[test]
     fn transpose_turns_rows_into_columns() {
-        let a = noise(37 * 21, 0.0);
-        let mut b = vec![0.0; a.len()];
-        transpose(&mut b, &a, 37, 21);
-        for r in 0..37 {
-            for c in 0..21 {
-                assert_eq!(b[c * 37 + r], a[r * 21 + c]);
+        for (rows, cols) in [(37, 21), (8, 8), (16, 16), (24, 48), (1, 5), (9, 17), (15, 1)] {
+            check_turn::<f64>(rows, cols);
+            check_turn::<f32>(rows, cols);
+        }
+    }
+
+    fn check_turned_product<T: Real>(m: usize, n: usize, k: usize) {
+        let cast = |x: Vec<f64>| x.into_iter().map(T::from_f64).collect::<Vec<T>>();
+        let (a, b) = (cast(noise(m * k, 0.3)), cast(noise(k * n, 0.7)));
+        let a = Strided { data: &a, row: k, col: 1 };
+        let (mut plain, mut turned) = (vec![T::ZERO; m * n], vec![T::ZERO; m * n]);
+        product(&mut plain, n, Accumulate::Overwrite, a, &b, n, m, n, k);
+        // SAFETY: the buffer holds n rows of m numbers.
+        unsafe { product_turned_into(turned.as_mut_ptr(), m, a, &b, n, m, n, k) };
+        for i in 0..m {
+            for j in 0..n {
+                assert_eq!(turned[j * m + i], plain[i * n + j], "{m}x{n}x{k} ({i},{j})");
             }
+        }
+    }
+
+    #[test]
+    fn a_turned_product_is_the_product_turned() {
+        for (m, n, k) in [(8, 24, 5), (9, 25, 16), (7, 47, 3), (16, 48, 33), (13, 100, 64), (21, 17, 9)] {
+            check_turned_product::<f64>(m, n, k);
+            check_turned_product::<f32>(m, n, k);
         }
     }
 }

@@ -57,6 +57,15 @@ multiversion! {
 }
 
 multiversion! {
+    /// out = a + b
+    pub fn add_two<T: Real>(out: &mut [T], a: &[T], b: &[T]) {
+        for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+            *out = *a + *b;
+        }
+    }
+}
+
+multiversion! {
     /// out += a
     pub fn add<T: Real>(out: &mut [T], a: &[T]) {
         for (out, a) in out.iter_mut().zip(a) {

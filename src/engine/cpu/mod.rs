@@ -89,7 +89,7 @@ impl<T: Real> CpuEngine<T> {
             plan,
             range,
             series: Series::default(),
-            fitting: Fitting::new(model.fitting.clone()),
+            fitting: Fitting::new(model.fitting.clone(), model.descriptor().axis_neuron),
             vacuum: Vacuum::default(),
             layout: Layout::default(),
             buffers: Buffers::default(),
@@ -204,11 +204,11 @@ impl<T: Real> Engine for CpuEngine<T> {
         let batch = Batch { model, params, frames: batch, plan: plan.as_deref(), layout };
         blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);
         self.laps.lap(Stage::Tangent);
-        self.fitting.tangent(&self.pool, weights);
-        self.laps.lap(Stage::FittingTangent);
         batch.energy_seeds(&mut self.dl_e, seeds);
+        self.fitting.tangent(&self.pool, weights, &self.dl_e);
+        self.laps.lap(Stage::FittingTangent);
         let gradient = T::target(grad, &mut self.gradient);
-        self.fitting.backward(&self.pool, gradient, weights, &self.dl_e);
+        self.fitting.backward(&self.pool, gradient, weights);
         T::deliver(grad, &self.gradient, &self.pool);
         self.vacuum.backward_add(grad, &self.model, params, &self.dl_e);
         self.laps.lap(Stage::FittingReverse);

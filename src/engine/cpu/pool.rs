@@ -6,6 +6,7 @@
 
 use crate::{Result, err};
 use std::any::Any;
+use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -272,6 +273,58 @@ impl<T> Parts<T> {
 
     pub fn is_empty(&self) -> bool {
         self.1 == 0
+    }
+}
+
+/// A buffer of its own whose disjoint parts are written by the tasks of one stage and read by later ones.
+#[derive(Default)]
+pub struct Field<T>(Vec<UnsafeCell<T>>);
+
+// SAFETY: access from tasks goes through `part` and `read`, whose callers promise that nobody writes what others use.
+unsafe impl<T: Send + Sync> Sync for Field<T> {}
+
+impl<T: Copy> Field<T> {
+    /// Makes room; new elements are `fill`.
+    pub fn resize(&mut self, len: usize, fill: T) {
+        self.0.resize_with(len, || UnsafeCell::new(fill));
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of it, between stages.
+    pub fn all(&mut self) -> &mut [T] {
+        // SAFETY: ours alone; a cell has the layout of what it holds.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len()) }
+    }
+
+    /// `len` elements from `start` on, to be written.
+    ///
+    /// # Safety
+    /// Nobody else may use any of them meanwhile.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
+        // SAFETY: within the buffer; the cell allows writing; nobody else uses it by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(self.0[start..start + len].as_ptr()), len) }
+    }
+
+    /// `len` elements from `start` on.
+    ///
+    /// # Safety
+    /// Nobody may write any of them meanwhile.
+    pub unsafe fn read(&self, start: usize, len: usize) -> &[T] {
+        // SAFETY: within the buffer; nobody writes it by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.0[start..start + len].as_ptr().cast(), len) }
+    }
+
+    /// The address of element `start`, for kernels that write a block of a matrix.
+    pub fn at(&self, start: usize) -> *mut T {
+        UnsafeCell::raw_get(self.0[start..].as_ptr())
     }
 }
 

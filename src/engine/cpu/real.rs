@@ -1,6 +1,6 @@
 //! The two number types of the CPU engine.
 
-use super::dense::{self, Raw};
+use super::dense::{self, Raw, Turn};
 use super::evaluate::{self, Evaluate};
 use super::pool::{Parts, Pool};
 use super::walk::{self, Walk};
@@ -49,6 +49,11 @@ pub trait Real:
     /// # Safety
     /// `raw` must come from [`dense::product`].
     unsafe fn product_kernel(raw: Raw<Self>);
+    /// Runs the kernel of [`dense::turn_into`].
+    ///
+    /// # Safety
+    /// `turn` must come from there.
+    unsafe fn turn_kernel(turn: Turn<Self>);
     /// Numbers in one vector of the instruction set in use.
     fn lanes() -> usize;
     /// Runs the kernel of [`walk`].
@@ -131,6 +136,9 @@ impl Real for f64 {
     unsafe fn product_kernel(raw: Raw<f64>) {
         unsafe { dense::dispatch_f64(raw) }
     }
+    unsafe fn turn_kernel(turn: Turn<f64>) {
+        unsafe { dense::turn_f64(turn) }
+    }
     fn lanes() -> usize {
         walk::lanes_f64()
     }
@@ -197,6 +205,9 @@ impl Real for f32 {
     }
     unsafe fn product_kernel(raw: Raw<f32>) {
         unsafe { dense::dispatch_f32(raw) }
+    }
+    unsafe fn turn_kernel(turn: Turn<f32>) {
+        unsafe { dense::turn_f32(turn) }
     }
     fn lanes() -> usize {
         walk::lanes_f32()

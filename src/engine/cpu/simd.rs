@@ -107,6 +107,16 @@ pub unsafe trait Simd: Copy {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     /// Asks for the cache line at `p`, which may lie anywhere.
     fn prefetch(p: *const Self::T);
+    /// Writes eight rows turned: number `l < n` of row r goes to `p[l * ld + r]`.
+    #[inline(always)]
+    unsafe fn store_turned(p: *mut Self::T, ld: usize, rows: [Self::V; 8], n: usize) {
+        let rows = rows.as_ptr().cast::<Self::T>();
+        for l in 0..n {
+            for r in 0..8 {
+                unsafe { *p.add(l * ld + r) = *rows.add(r * Self::LANES + l) };
+            }
+        }
+    }
 }
 
 /// Plain arrays; the compiler makes of them what the target has.
@@ -180,7 +190,7 @@ mod x86 {
     pub struct Avx2<T>(PhantomData<T>);
 
     macro_rules! avx512 {
-        ($t:ty, $v:ty, $lanes:literal, $mask:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $fms:ident, $add:ident) => {
+        ($t:ty, $v:ty, $lanes:literal, $mask:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $fms:ident, $add:ident, $turn:ident) => {
             // SAFETY: the trait's contract: AVX-512 is there and pointers are valid.
             unsafe impl Simd for Avx512<$t> {
                 type T = $t;
@@ -223,8 +233,78 @@ mod x86 {
                     // SAFETY: a prefetch never faults.
                     unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 }
+                #[inline(always)]
+                unsafe fn store_turned(p: *mut $t, ld: usize, rows: [$v; 8], n: usize) {
+                    unsafe { $turn(p, ld, rows, n) }
+                }
             }
         };
+    }
+
+    /// Eight rows of eight numbers: first pairs of rows, then pairs of pairs.
+    #[inline(always)]
+    unsafe fn turn_f64(p: *mut f64, ld: usize, rows: [__m512d; 8], n: usize) {
+        unsafe {
+            let [a, b, c, d, e, f, g, h] = rows;
+            // Columns 0 2 4 6 (and 1 3 5 7) of two rows each.
+            let even = [(a, b), (c, d), (e, f), (g, h)].map(|(x, y)| _mm512_unpacklo_pd(x, y));
+            let odd = [(a, b), (c, d), (e, f), (g, h)].map(|(x, y)| _mm512_unpackhi_pd(x, y));
+            for (start, half) in [(0, even), (1, odd)] {
+                let [ab, cd, ef, gh] = half;
+                // Columns 0, 4 and 2, 6 (for the odd half 1, 5 and 3, 7) of four rows each.
+                let low = [(ab, cd), (ef, gh)].map(|(x, y)| _mm512_shuffle_f64x2::<0b10_00_10_00>(x, y));
+                let high = [(ab, cd), (ef, gh)].map(|(x, y)| _mm512_shuffle_f64x2::<0b11_01_11_01>(x, y));
+                let columns = [
+                    (start, _mm512_shuffle_f64x2::<0b10_00_10_00>(low[0], low[1])),
+                    (start + 4, _mm512_shuffle_f64x2::<0b11_01_11_01>(low[0], low[1])),
+                    (start + 2, _mm512_shuffle_f64x2::<0b10_00_10_00>(high[0], high[1])),
+                    (start + 6, _mm512_shuffle_f64x2::<0b11_01_11_01>(high[0], high[1])),
+                ];
+                for (l, column) in columns {
+                    if l < n {
+                        _mm512_storeu_pd(p.add(l * ld), column);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Eight rows of sixteen numbers: squares of four by four, each column of which is then written in two halves.
+    #[inline(always)]
+    unsafe fn turn_f32(p: *mut f32, ld: usize, rows: [__m512; 8], n: usize) {
+        unsafe {
+            for (first, [a, b, c, d]) in
+                [(0, [rows[0], rows[1], rows[2], rows[3]]), (4, [rows[4], rows[5], rows[6], rows[7]])]
+            {
+                let pairs = [
+                    _mm512_unpacklo_ps(a, b),
+                    _mm512_unpackhi_ps(a, b),
+                    _mm512_unpacklo_ps(c, d),
+                    _mm512_unpackhi_ps(c, d),
+                ]
+                .map(|x| _mm512_castps_pd(x));
+                let columns = [
+                    _mm512_unpacklo_pd(pairs[0], pairs[2]),
+                    _mm512_unpackhi_pd(pairs[0], pairs[2]),
+                    _mm512_unpacklo_pd(pairs[1], pairs[3]),
+                    _mm512_unpackhi_pd(pairs[1], pairs[3]),
+                ];
+                for (l, column) in columns.into_iter().enumerate() {
+                    let column = _mm512_castpd_ps(column);
+                    let quarters = [
+                        _mm512_extractf32x4_ps::<0>(column),
+                        _mm512_extractf32x4_ps::<1>(column),
+                        _mm512_extractf32x4_ps::<2>(column),
+                        _mm512_extractf32x4_ps::<3>(column),
+                    ];
+                    for (q, quarter) in quarters.into_iter().enumerate() {
+                        if 4 * q + l < n {
+                            _mm_storeu_ps(p.add((4 * q + l) * ld + first), quarter);
+                        }
+                    }
+                }
+            }
+        }
     }
     avx512!(
         f64,
@@ -238,7 +318,8 @@ mod x86 {
         _mm512_mask_storeu_pd,
         _mm512_fmadd_pd,
         _mm512_fmsub_pd,
-        _mm512_add_pd
+        _mm512_add_pd,
+        turn_f64
     );
     avx512!(
         f32,
@@ -252,7 +333,8 @@ mod x86 {
         _mm512_mask_storeu_ps,
         _mm512_fmadd_ps,
         _mm512_fmsub_ps,
-        _mm512_add_ps
+        _mm512_add_ps,
+        turn_f32
     );
 
     macro_rules! avx2 {

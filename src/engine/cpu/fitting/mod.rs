@@ -1,0 +1,585 @@
+//! The fitting nets on all atoms of a batch, both passes.
+//!
+//! Atoms are grouped by type; each group runs through its own net. Values and tangents are stacked in one buffer,
+//! `[x; x_dot]`, as are their adjoints, `[dl_z; de_z]`, so that a weight gradient is a single product. What follows a
+//! product is done by the task that made the block, while it is in cache ([`rows`]).
+
+pub mod fold;
+mod rows;
+mod schedule;
+
+use super::dense::{Accumulate, Strided, product, product_into, product_turned_into, turn_into};
+use super::elementwise::{add, axpy, dot};
+use super::pool::{Field, Parts, Pool};
+use super::real::Real;
+use super::scratch::scratch;
+use crate::model::activation::Activation;
+use crate::model::net::{LayerShape, NetShape, Shortcut};
+use fold::Fold;
+use rows::{Added, COLS, Extent, Jets, Reverse, Sums};
+use schedule::{GRAD_DEPTH, GRAD_ROWS, Job, Schedule, Task, row_chunk};
+use std::ops::Range;
+
+/// The state of one layer for one group of atoms.
+#[derive(Default)]
+struct Layer<T> {
+    /// `[2 n, width]`: values, then tangents.
+    x: Field<T>,
+    /// `[n, n_out]` act of the pre-activation; act' and act'' unless they follow from it.
+    f: Field<T>,
+    d: Field<T>,
+    dd: Field<T>,
+    /// `[n, n_out]` tangent of the pre-activation.
+    z_dot: Field<T>,
+    /// `[n, n_out]` dE/dy, then dL/dy.
+    de_y: Field<T>,
+    dl_y: Field<T>,
+    /// `[2 n, n_out]`: dL/dz, then dE/dz.
+    dz: Field<T>,
+    /// `[n_out, n]` the part of `dz` that goes through the weights next, turned.
+    dz_t: Field<T>,
+    /// `[chunks, 2, n_out]` gradients of time step and bias, from each chunk of atoms.
+    sums: Field<T>,
+}
+
+/// All fitting nets with their state.
+pub struct Fitting<T> {
+    nets: Vec<NetShape>,
+    fold: Fold,
+    groups: Vec<Group<T>>,
+    schedule: Schedule,
+}
+
+/// One type's atoms.
+#[derive(Default)]
+struct Group<T> {
+    n: usize,
+    layers: Vec<Layer<T>>,
+    /// `[triangle, n_out]` rows of the first layer's W, added up in pairs.
+    folded: Field<T>,
+    energy: Field<T>,
+    /// dL/denergy of each atom.
+    dl_e: Vec<T>,
+    /// dE/dx and dL/dx of the first layer `[n, width]`.
+    de_x: Field<T>,
+    dl_x: Field<T>,
+}
+
+impl<T: Real> Fitting<T> {
+    /// Nets whose inputs begin with a symmetric square of `m2` rows.
+    pub fn new(nets: Vec<NetShape>, m2: usize) -> Self {
+        let groups = nets.iter().map(|_| Group::default()).collect();
+        Fitting { fold: Fold::new(&nets, m2), nets, groups, schedule: Schedule::default() }
+    }
+
+    /// How the inputs are folded.
+    pub fn fold(&self) -> Fold {
+        self.fold
+    }
+
+    /// Inputs of a layer, after the fold.
+    fn width(&self, shape: &LayerShape, l: usize) -> usize {
+        if l == 0 { self.fold.width(shape.n_in) } else { shape.n_in }
+    }
+
+    /// Makes room for `n[c]` atoms of each type.
+    pub fn resize(&mut self, n: &[usize]) {
+        if self.schedule.is_for(n) {
+            return;
+        }
+        for ((group, net), &n) in self.groups.iter_mut().zip(&self.nets).zip(n) {
+            group.n = n;
+            group.layers.resize_with(net.layers.len(), Layer::default);
+            for (l, (layer, shape)) in group.layers.iter_mut().zip(&net.layers).enumerate() {
+                let width = if l == 0 { self.fold.width(shape.n_in) } else { shape.n_in };
+                layer.x.resize(2 * n * width, T::ZERO);
+                for buffer in [&mut layer.f, &mut layer.z_dot, &mut layer.de_y, &mut layer.dl_y] {
+                    buffer.resize(n * shape.n_out, T::ZERO);
+                }
+                if shape.activation != Activation::Tanh {
+                    layer.d.resize(n * shape.n_out, T::ZERO);
+                    layer.dd.resize(n * shape.n_out, T::ZERO);
+                }
+                layer.dz.resize(2 * n * shape.n_out, T::ZERO);
+                layer.dz_t.resize(n * shape.n_out, T::ZERO);
+                let chunk = row_chunk::<T>(l, net.layers.len() - 1);
+                layer.sums.resize(n.div_ceil(chunk) * 2 * shape.n_out, T::ZERO);
+            }
+            group.energy.resize(n, T::ZERO);
+            let shape = &net.layers[0];
+            group.folded.resize(self.fold.triangle() * shape.n_out, T::ZERO);
+            group.de_x.resize(n * self.fold.width(shape.n_in), T::ZERO);
+            group.dl_x.resize(n * self.fold.width(shape.n_in), T::ZERO);
+        }
+        self.schedule = Schedule::new::<T>(&self.nets, self.fold, n);
+    }
+
+    /// The inputs of group `c`, `[n, width]`, to be filled in.
+    pub fn input(&mut self, c: usize) -> &mut [T] {
+        let group = &mut self.groups[c];
+        let width = self.fold.width(self.nets[c].layers[0].n_in);
+        &mut group.layers[0].x.all()[..group.n * width]
+    }
+
+    /// The tangents of the inputs of group `c`, to be filled in.
+    pub fn input_dot(&mut self, c: usize) -> &mut [T] {
+        let group = &mut self.groups[c];
+        let width = self.fold.width(self.nets[c].layers[0].n_in);
+        &mut group.layers[0].x.all()[group.n * width..]
+    }
+
+    /// Energies of group `c` after [`Fitting::forward`].
+    pub fn energy(&self, c: usize) -> &[T] {
+        // SAFETY: written by `&mut self` alone.
+        unsafe { self.groups[c].energy.read(0, self.groups[c].n) }
+    }
+
+    /// dE/dinput of group `c` after [`Fitting::backward_input`].
+    pub fn de_input(&self, c: usize) -> &[T] {
+        // SAFETY: as above.
+        unsafe { self.groups[c].de_x.read(0, self.groups[c].de_x.len()) }
+    }
+
+    /// dL/dinput of group `c` after [`Fitting::backward`].
+    pub fn dl_input(&self, c: usize) -> &[T] {
+        // SAFETY: as above.
+        unsafe { self.groups[c].dl_x.read(0, self.groups[c].dl_x.len()) }
+    }
+
+    fn n_hidden(&self) -> usize {
+        self.nets[0].layers.len() - 1
+    }
+
+    /// First pass, forward: the energy of every atom, without the bias of its type.
+    pub fn forward(&mut self, pool: &Pool, params: &[T]) {
+        let this = &*self;
+        pool.run(this.schedule.folds.len(), |t| {
+            let (group, Range { start, end }) = this.schedule.folds[t].clone();
+            let shape = &this.nets[group].layers[0];
+            // SAFETY: tasks are disjoint rows.
+            let out = unsafe {
+                this.groups[group].folded.part(start * shape.n_out, (end - start) * shape.n_out)
+            };
+            this.fold.weights(out, start, &params[shape.w_range()], shape.n_out);
+        });
+        for l in 0..this.n_hidden() {
+            let tasks = &this.schedule.forward[l];
+            pool.run(tasks.len(), |t| this.forward_task(tasks[t], l, params));
+        }
+        self.output(params);
+    }
+
+    /// The linear output layer, one number for each atom.
+    fn output(&mut self, params: &[T]) {
+        let last = self.n_hidden();
+        for (group, net) in self.groups.iter_mut().zip(&self.nets) {
+            let shape = &net.layers[last];
+            let w = &params[shape.w_range()];
+            let bias = shape.b.map_or(T::ZERO, |b| params[b]);
+            let x = group.layers[last].x.all();
+            for (e, x) in group.energy.all().iter_mut().zip(x.chunks_exact(shape.n_in)) {
+                *e = dot(x, w) + bias;
+            }
+        }
+    }
+
+    /// `c = x W` for a block of layer `l`; `first` is the row of `x` that the block starts with.
+    ///
+    /// # Safety
+    /// The block at `c` must be the task's own.
+    unsafe fn times_weights(&self, c: *mut T, task: Task, l: usize, params: &[T], first: usize) {
+        let Task { group, rows, col, cols, .. } = task;
+        let shape = &self.nets[group].layers[l];
+        let (width, n_out) = (self.width(shape, l), shape.n_out);
+        let w = &params[shape.w_range()];
+        let folded = if l == 0 { self.fold.triangle() } else { 0 };
+        // SAFETY: the stage before wrote it; C is the task's own by the caller's promise.
+        unsafe {
+            let x = self.groups[group].layers[l].x.read(first * width, rows * width);
+            let mut accumulate = Accumulate::Overwrite;
+            if folded > 0 {
+                let w = self.groups[group].folded.read(0, folded * n_out);
+                let a = Strided { data: x, row: width, col: 1 };
+                product_into(c, n_out, accumulate, a, &w[col..], n_out, rows, cols, folded);
+                accumulate = Accumulate::Add;
+            }
+            if width > folded {
+                let w = &w[if l == 0 { self.fold.unfolded(folded) } else { 0 } * n_out + col..];
+                let a = Strided { data: &x[folded..], row: width, col: 1 };
+                product_into(c, n_out, accumulate, a, w, n_out, rows, cols, width - folded);
+            }
+        }
+    }
+
+    /// z = x W + b, its activation, and the layer's value, for one block; at the end of the net also dE/dz.
+    fn forward_task(&self, task: Task, l: usize, params: &[T]) {
+        let Task { group, row, rows, col, cols } = task;
+        let (net, state) = (&self.nets[group], &self.groups[group]);
+        let (shape, layer) = (&net.layers[l], &state.layers[l]);
+        let (n, n_out, width) = (state.n, shape.n_out, self.width(shape, l));
+        let start = row * n_out + col;
+        let columns = Columns::new(shape, params, col, cols);
+        // SAFETY: tasks are disjoint blocks.
+        unsafe { self.times_weights(layer.f.at(start), task, l, params, row) };
+        for (piece, from) in shortcut_pieces(shape, col, cols) {
+            let (at, here) = (start + piece.start, piece.clone());
+            let extent = Extent { rows, cols: piece.len(), ld: n_out };
+            let shortcut = from.map(|from| Added { from: layer.x.at(row * width + from).cast_const(), ld: width });
+            let y = state.layers[l + 1].x.at(at);
+            let (bias, scale) = (&columns.bias[here.clone()], &columns.scale[here]);
+            // SAFETY: as above.
+            unsafe { rows::forward(extent, shape.activation, layer.jets(at), y, bias, scale, shortcut) };
+        }
+        if l + 1 == self.n_hidden() {
+            let extent = Extent { rows, cols, ld: n_out };
+            let w = &params[net.layers[l + 1].w_range()][col..col + cols];
+            let de_z = layer.dz.at(n * n_out + start);
+            rows::energy_seeds(extent, layer.jets(start), layer.de_y.at(start), de_z, w, &columns.scale);
+            // SAFETY: as above.
+            unsafe { turn_into(layer.dz_t.at(col * n + row), n, de_z, n_out, rows, cols) };
+        }
+    }
+
+    /// First pass, backward: dE/dinput.
+    pub fn backward_input(&mut self, pool: &Pool, params: &[T]) {
+        if self.n_hidden() == 0 {
+            for (group, net) in self.groups.iter_mut().zip(&self.nets) {
+                let w = &params[net.layers[0].w_range()];
+                group.de_x.all().chunks_exact_mut(w.len()).for_each(|row| row.copy_from_slice(w));
+            }
+        }
+        let this = &*self;
+        for l in (0..this.n_hidden()).rev() {
+            let tasks = &this.schedule.backward[l];
+            pool.run(tasks.len(), |t| this.energy_task(tasks[t], l, params));
+        }
+    }
+
+    /// `dx = dz W^T` for a block of the inputs of layer `l`. As the product W dz^T it reads W once, in order.
+    ///
+    /// # Safety
+    /// The block of `dx` must be the task's own.
+    unsafe fn times_weights_transposed(&self, dx: *mut T, task: Task, l: usize, params: &[T]) {
+        let Task { group, row, rows, col, cols } = task;
+        let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
+        let (n_out, width) = (shape.n_out, self.width(shape, l));
+        // SAFETY: earlier stages wrote what is read; dx is the task's own by the caller's promise.
+        unsafe {
+            let w = match l == 0 {
+                true if col < self.fold.triangle() => state.folded.read(col * n_out, cols * n_out),
+                true => &params[shape.w_range()][self.fold.unfolded(col) * n_out..],
+                false => &params[shape.w_range()][col * n_out..],
+            };
+            let a = Strided { data: w, row: n_out, col: 1 };
+            let dz_t = state.layers[l].dz_t.read(row, n_out * state.n - row);
+            product_turned_into(dx, width, a, dz_t, state.n, cols, rows, n_out);
+        }
+    }
+
+    /// dE/dx of a block of the inputs of layer `l`, and dE/dz of the layer below.
+    fn energy_task(&self, task: Task, l: usize, params: &[T]) {
+        let Task { group, row, rows, col, cols } = task;
+        let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
+        let width = self.width(shape, l);
+        let start = row * width + col;
+        let dx = if l == 0 { &state.de_x } else { &state.layers[l - 1].de_y };
+        // SAFETY: tasks are disjoint blocks of dx.
+        unsafe { self.times_weights_transposed(dx.at(start), task, l, params) };
+        let extent = Extent { rows, cols, ld: width };
+        let shortcuts = adjoint_shortcuts(shape, &state.layers[l].de_y, row, col);
+        if l == 0 {
+            add_shortcuts(dx.at(start), extent, shortcuts);
+            return;
+        }
+        let (below, n) = (&state.layers[l - 1], state.n);
+        let columns = Columns::new(&self.nets[group].layers[l - 1], params, col, cols);
+        let de_z = below.dz.at(n * width + start);
+        rows::energy_adjoint(extent, below.jets(start), dx.at(start), de_z, &columns.scale, shortcuts);
+        // SAFETY: as above.
+        unsafe { turn_into(below.dz_t.at(col * n + row), n, de_z, width, rows, cols) };
+    }
+
+    /// Second pass, forward: the tangents of every layer, after the tangents of the inputs were filled in.
+    ///
+    /// `dl_e[c]` is dL/denergy of each atom of group c.
+    pub fn tangent(&mut self, pool: &Pool, params: &[T], dl_e: &[Vec<f64>]) {
+        for (group, dl_e) in self.groups.iter_mut().zip(dl_e) {
+            group.dl_e.clear();
+            group.dl_e.extend(dl_e.iter().map(|&x| T::from_f64(x)));
+        }
+        let this = &*self;
+        for l in 0..this.n_hidden() {
+            let tasks = &this.schedule.forward[l];
+            pool.run(tasks.len(), |t| this.tangent_task(tasks[t], l, params));
+        }
+    }
+
+    /// z_dot = x_dot W and the tangent of the layer's value, for one block; at the end of the net also dL/dz.
+    fn tangent_task(&self, task: Task, l: usize, params: &[T]) {
+        let Task { group, row, rows, col, cols } = task;
+        let (net, state) = (&self.nets[group], &self.groups[group]);
+        let (shape, layer) = (&net.layers[l], &state.layers[l]);
+        let (n, n_out, width) = (state.n, shape.n_out, self.width(shape, l));
+        let start = row * n_out + col;
+        let columns = Columns::new(shape, params, col, cols);
+        // SAFETY: tasks are disjoint blocks.
+        unsafe { self.times_weights(layer.z_dot.at(start), task, l, params, n + row) };
+        for (piece, from) in shortcut_pieces(shape, col, cols) {
+            let at = start + piece.start;
+            let extent = Extent { rows, cols: piece.len(), ld: n_out };
+            let shortcut =
+                from.map(|from| Added { from: layer.x.at((n + row) * width + from).cast_const(), ld: width });
+            let y_dot = state.layers[l + 1].x.at(n * n_out + at);
+            let scale = &columns.scale[piece];
+            rows::tangent(extent, layer.jets(at), layer.z_dot.at(at), y_dot, scale, shortcut);
+        }
+        if l + 1 == self.n_hidden() {
+            let extent = Extent { rows, cols, ld: n_out };
+            let w = &params[net.layers[l + 1].w_range()][col..col + cols];
+            let mut sums = Sums::default();
+            let dl_e = &state.dl_e[row..row + rows];
+            rows::loss_seeds(extent, layer.reverse(start), dl_e, w, &columns.scale, &mut sums);
+            let chunk = row / row_chunk::<T>(l, self.n_hidden());
+            // SAFETY: as above.
+            unsafe {
+                turn_into(layer.dz_t.at(col * n + row), n, layer.dz.at(start), n_out, rows, cols);
+                layer.keep_sums(&sums, chunk, n_out, col, cols);
+            }
+        }
+    }
+
+    /// Second pass, reverse over (value, tangent): overwrites the fitting part of `grad` and gives dL/dinput.
+    pub fn backward(&mut self, pool: &Pool, grad: &mut [T], params: &[T]) {
+        if self.n_hidden() == 0 {
+            for (group, net) in self.groups.iter_mut().zip(&self.nets) {
+                let w = &params[net.layers[0].w_range()];
+                for (row, &dl) in group.dl_x.all().chunks_exact_mut(w.len()).zip(&group.dl_e) {
+                    row.iter_mut().zip(w).for_each(|(out, &w)| *out = dl * w);
+                }
+            }
+        }
+        let this = &*self;
+        for l in (0..this.n_hidden()).rev() {
+            let tasks = &this.schedule.backward[l];
+            pool.run(tasks.len(), |t| this.loss_task(tasks[t], l, params));
+        }
+        let grad = Parts::new(grad);
+        pool.run(this.schedule.gradient.len(), |j| match this.schedule.gradient[j] {
+            Job::Weights { group, layer, row, rows } => this.weight_gradient(&grad, group, layer, row, rows),
+            Job::Rest { group } => this.other_gradients(&grad, group),
+        });
+    }
+
+    /// dL/dx of a block of the inputs of layer `l`, dL/dz of the layer below and its sums over atoms.
+    fn loss_task(&self, task: Task, l: usize, params: &[T]) {
+        let Task { group, row, rows, col, cols } = task;
+        let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
+        let width = self.width(shape, l);
+        let start = row * width + col;
+        let dx = if l == 0 { &state.dl_x } else { &state.layers[l - 1].dl_y };
+        // SAFETY: tasks are disjoint blocks of dx.
+        unsafe { self.times_weights_transposed(dx.at(start), task, l, params) };
+        let extent = Extent { rows, cols, ld: width };
+        let shortcuts = adjoint_shortcuts(shape, &state.layers[l].dl_y, row, col);
+        if l == 0 {
+            add_shortcuts(dx.at(start), extent, shortcuts);
+            return;
+        }
+        let (below, n) = (&state.layers[l - 1], state.n);
+        let columns = Columns::new(&self.nets[group].layers[l - 1], params, col, cols);
+        let mut sums = Sums::default();
+        rows::loss_adjoint(extent, below.reverse(start), &columns.scale, shortcuts, &mut sums);
+        let chunk = row / row_chunk::<T>(l - 1, self.n_hidden());
+        // SAFETY: as above.
+        unsafe {
+            turn_into(below.dz_t.at(col * n + row), n, below.dz.at(start), width, rows, cols);
+            below.keep_sums(&sums, chunk, width, col, cols);
+        }
+    }
+
+    /// dW = [x; x_dot]^T [dl_z; de_z] of some rows of a hidden layer.
+    fn weight_gradient(&self, grad: &Parts<T>, group: usize, l: usize, row: usize, rows: usize) {
+        let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
+        let (n_out, triangle) = (shape.n_out, if l == 0 { self.fold.triangle() } else { 0 });
+        if row < triangle {
+            return scratch(rows * n_out, |sum: &mut [T]| {
+                self.weight_gradient_into(sum, group, l, row);
+                for (sum, (target, mirror)) in sum.chunks_exact(n_out).zip(self.fold.targets(row)) {
+                    for target in std::iter::once(target).chain(mirror) {
+                        // SAFETY: each number of the triangle has its own rows of W.
+                        unsafe { grad.part(shape.w + target * n_out, n_out) }.copy_from_slice(sum);
+                    }
+                }
+            });
+        }
+        let target = if l == 0 { self.fold.unfolded(row) } else { row };
+        // SAFETY: each job writes its own rows of its own matrix.
+        let out = unsafe { grad.part(shape.w + target * n_out, rows * n_out) };
+        if state.n == 0 {
+            out.fill(T::ZERO);
+        }
+        self.weight_gradient_into(out, group, l, row);
+    }
+
+    fn weight_gradient_into(&self, out: &mut [T], group: usize, l: usize, row: usize) {
+        let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
+        let (layer, n_out, width) = (&state.layers[l], shape.n_out, self.width(shape, l));
+        let (rows, depth) = (out.len() / n_out, 2 * state.n);
+        if depth == 0 {
+            out.fill(T::ZERO);
+        }
+        // SAFETY: earlier stages wrote them.
+        let (x, dz) = unsafe { (layer.x.read(0, depth * width), layer.dz.read(0, depth * n_out)) };
+        scratch(GRAD_DEPTH * GRAD_ROWS, |packed: &mut [T]| {
+            for first in (0..depth).step_by(GRAD_DEPTH) {
+                let here = GRAD_DEPTH.min(depth - first);
+                // The columns of x that this job needs, packed: with the stride of x every number is on a page of its own.
+                for (r, out) in packed.chunks_exact_mut(rows).take(here).enumerate() {
+                    let at = (first + r) * width + row;
+                    out.copy_from_slice(&x[at..at + rows]);
+                }
+                let accumulate = if first == 0 { Accumulate::Overwrite } else { Accumulate::Add };
+                let a = Strided { data: &packed[..here * rows], row: 1, col: rows };
+                product(out, n_out, accumulate, a, &dz[first * n_out..], n_out, rows, n_out, here);
+            }
+        });
+    }
+
+    /// Gradients of biases, time steps and the output layer of a group.
+    fn other_gradients(&self, grad: &Parts<T>, group: usize) {
+        let (net, state) = (&self.nets[group], &self.groups[group]);
+        let last = self.n_hidden();
+        for (shape, layer) in net.layers[..last].iter().zip(&state.layers) {
+            // SAFETY: earlier stages wrote them.
+            let sums = unsafe { layer.sums.read(0, layer.sums.len()) };
+            for (place, which) in [(shape.idt, 0), (shape.b, 1)] {
+                let Some(place) = place else { continue };
+                // SAFETY: one job for each group, and no other job writes biases or time steps.
+                let out = unsafe { grad.part(place, shape.n_out) };
+                out.fill(T::ZERO);
+                for chunk in sums.chunks_exact(2 * shape.n_out) {
+                    add(out, &chunk[which * shape.n_out..(which + 1) * shape.n_out]);
+                }
+            }
+        }
+        let shape = &net.layers[last];
+        let (n, n_in) = (state.n, shape.n_in);
+        // SAFETY: as above.
+        let (x, dw) = unsafe { (state.layers[last].x.read(0, 2 * n * n_in), grad.part(shape.w, n_in)) };
+        dw.fill(T::ZERO);
+        let mut db = T::ZERO;
+        for (r, &dl) in state.dl_e.iter().enumerate() {
+            // e = x w + b has the adjoint dl, e_dot = x_dot w the adjoint 1.
+            axpy(dw, dl, &x[r * n_in..(r + 1) * n_in]);
+            add(dw, &x[(n + r) * n_in..(n + r + 1) * n_in]);
+            db += dl;
+        }
+        if let Some(b) = shape.b {
+            // SAFETY: as above.
+            unsafe { grad.part(b, 1)[0] = db };
+        }
+    }
+}
+
+impl<T: Real> Layer<T> {
+    /// The jets from an element on.
+    fn jets(&self, at: usize) -> Jets<T> {
+        let kept = |field: &Field<T>| if field.is_empty() { std::ptr::null_mut() } else { field.at(at) };
+        Jets { f: self.f.at(at), d: kept(&self.d), dd: kept(&self.dd) }
+    }
+
+    /// What the reverse pass needs from an element on.
+    fn reverse(&self, at: usize) -> Reverse<T> {
+        Reverse {
+            jets: self.jets(at),
+            z_dot: self.z_dot.at(at),
+            de_y: self.de_y.at(at),
+            dl_y: self.dl_y.at(at),
+            dl_z: self.dz.at(at),
+        }
+    }
+
+    /// Keeps the sums over a chunk of atoms for some columns.
+    ///
+    /// # Safety
+    /// No other task may have the same chunk and columns.
+    unsafe fn keep_sums(&self, sums: &Sums<T>, chunk: usize, n_out: usize, col: usize, cols: usize) {
+        for (which, sum) in [&sums.idt, &sums.bias].into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { self.sums.part((2 * chunk + which) * n_out + col, cols) }.copy_from_slice(&sum[..cols]);
+        }
+    }
+}
+
+/// Bias and time step of the columns of a block; 0 and 1 where a layer has none.
+struct Columns<T> {
+    bias: [T; COLS],
+    scale: [T; COLS],
+}
+
+impl<T: Real> Columns<T> {
+    fn new(shape: &LayerShape, params: &[T], col: usize, cols: usize) -> Self {
+        let mut columns = Columns { bias: [T::ZERO; COLS], scale: [T::ONE; COLS] };
+        if let Some(b) = shape.b {
+            columns.bias[..cols].copy_from_slice(&params[b + col..b + col + cols]);
+        }
+        if let Some(idt) = shape.idt {
+            columns.scale[..cols].copy_from_slice(&params[idt + col..idt + col + cols]);
+        }
+        columns
+    }
+}
+
+/// The columns of a block in pieces for which the input's columns that a shortcut adds are contiguous, with the first of
+/// those.
+fn shortcut_pieces(
+    shape: &LayerShape,
+    col: usize,
+    cols: usize,
+) -> impl Iterator<Item = (Range<usize>, Option<usize>)> {
+    // Where the input comes twice, it starts again at n_in.
+    let cut = match shape.shortcut {
+        Shortcut::Double => shape.n_in.clamp(col, col + cols) - col,
+        _ => cols,
+    };
+    let n_in = shape.n_in;
+    let adds = shape.shortcut != Shortcut::None;
+    [0..cut, cut..cols]
+        .into_iter()
+        .filter(|piece| !piece.is_empty())
+        .map(move |piece| (piece.clone(), adds.then(|| (col + piece.start) % n_in)))
+}
+
+/// What the shortcuts of a layer bring to a block of the adjoint of its input.
+fn adjoint_shortcuts<T: Real>(
+    shape: &LayerShape,
+    dy: &Field<T>,
+    row: usize,
+    col: usize,
+) -> [Option<Added<T>>; 2] {
+    let copy = |k: usize| {
+        Some(Added { from: dy.at(row * shape.n_out + k * shape.n_in + col).cast_const(), ld: shape.n_out })
+    };
+    match shape.shortcut {
+        Shortcut::None => [None, None],
+        Shortcut::Same => [copy(0), None],
+        Shortcut::Double => [copy(0), copy(1)],
+    }
+}
+
+/// Adds shortcuts to a block where nothing else follows.
+fn add_shortcuts<T: Real>(x: *mut T, extent: Extent, shortcuts: [Option<Added<T>>; 2]) {
+    let Extent { rows, cols, ld } = extent;
+    for shortcut in shortcuts.into_iter().flatten() {
+        for r in 0..rows {
+            // SAFETY: rows of the task's own block, and of what earlier stages wrote.
+            let (out, from) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(x.add(r * ld), cols),
+                    std::slice::from_raw_parts(shortcut.from.add(r * shortcut.ld), cols),
+                )
+            };
+            add(out, from);
+        }
+    }
+}
