@@ -4,6 +4,7 @@
 //! processor spends its time looking up addresses. Linux gives pages of 2 MB to whoever asks for them by `madvise`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A huge page.
 const PAGE: usize = 2 << 20;
@@ -26,9 +27,29 @@ fn advise(p: *mut u8, size: usize) {
     let _ = (p, size);
 }
 
+static COUNTING: AtomicBool = AtomicBool::new(false);
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a request where someone wants to know.
+fn note() {
+    if COUNTING.load(Ordering::Relaxed) {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Calls `work` and counts the requests for memory, of all threads, meanwhile. One call at a time.
+pub fn count_requests<R>(work: impl FnOnce() -> R) -> (R, u64) {
+    let before = COUNT.load(Ordering::SeqCst);
+    COUNTING.store(true, Ordering::SeqCst);
+    let result = work();
+    COUNTING.store(false, Ordering::SeqCst);
+    (result, COUNT.load(Ordering::SeqCst) - before)
+}
+
 // SAFETY: everything is passed on to the system's allocator; a layout is changed in the same way on the way in and out.
 unsafe impl GlobalAlloc for Huge {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note();
         let Some(large) = aligned(layout) else { return unsafe { System.alloc(layout) } };
         let p = unsafe { System.alloc(large) };
         advise(p, large.size());
@@ -36,6 +57,7 @@ unsafe impl GlobalAlloc for Huge {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note();
         // The system's own way for aligned memory writes the zeros: that is one pass that a large buffer gets anyway.
         let Some(large) = aligned(layout) else { return unsafe { System.alloc_zeroed(layout) } };
         let p = unsafe { self.alloc(large) };
@@ -50,6 +72,7 @@ unsafe impl GlobalAlloc for Huge {
     }
 
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note();
         let Ok(new) = Layout::from_size_align(size, layout.align()) else { return std::ptr::null_mut() };
         if aligned(layout).is_none() && aligned(new).is_none() {
             return unsafe { System.realloc(p, layout, size) };

@@ -5,23 +5,27 @@
 #
 # Needs GNU time (/usr/bin/time). DEEPMD_BIN_DIR holds DeePMD-kit's own `dp`. DATA_DIR holds data_0, data_1, data_2 (default: the bundled water data).
 # Environment: PHALANX_DP (default target/release/dp), THREADS (default 2), ROUNDS (default 3), STEPS of the peers
-# (default 60; Phalanx does ten times as many), BATCH (default 1), PRECISION (float64 or float32, default float64).
+# (default 60; Phalanx does ten times as many), BATCH (default 1), PRECISION (float64 or float32, default float64), RCUT
+# (default 6.0) and SEL (default 46,92; a denser system: RCUT=8 SEL=110,220), EMBEDDING and FITTING (layers of the nets, default
+# 25,50,100 and 240,240,240), PEERS (default "tensorflow pytorch").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 deepmd=${1:?usage: tools/bench_peers.sh DEEPMD_BIN_DIR [DATA_DIR]}
 data=$(cd "${2:-examples/water}" && pwd)
 ours=$(realpath "${PHALANX_DP:-target/release/dp}")
 threads=${THREADS:-2} rounds=${ROUNDS:-3} steps=${STEPS:-60} batch=${BATCH:-1} precision=${PRECISION:-float64}
+rcut=${RCUT:-6.0} sel=${SEL:-46,92} embedding=${EMBEDDING:-25,50,100} fitting=${FITTING:-240,240,240}
+peers=${PEERS:-tensorflow pytorch}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The stock water network; $1 steps, $2 file.
+# The stock water network, or what the variables make of it; $1 steps, $2 file.
 write_input() {
   cat > "$2" <<JSON
 {"model": {"type_map": ["O", "H"],
-  "descriptor": {"type": "se_e2_a", "sel": [46, 92], "rcut": 6.0, "rcut_smth": 0.5, "neuron": [25, 50, 100],
+  "descriptor": {"type": "se_e2_a", "sel": [$sel], "rcut": $rcut, "rcut_smth": 0.5, "neuron": [$embedding],
     "axis_neuron": 16, "resnet_dt": false, "type_one_side": true, "precision": "$precision", "seed": 1},
-  "fitting_net": {"neuron": [240, 240, 240], "resnet_dt": true, "precision": "$precision", "seed": 1}},
+  "fitting_net": {"neuron": [$fitting], "resnet_dt": true, "precision": "$precision", "seed": 1}},
  "learning_rate": {"type": "exp", "decay_steps": 5000, "start_lr": 0.001, "stop_lr": 3.51e-8},
  "loss": {"type": "ener", "start_pref_e": 0.02, "limit_pref_e": 1, "start_pref_f": 1000, "limit_pref_f": 1,
    "start_pref_v": 0, "limit_pref_v": 0},
@@ -51,17 +55,22 @@ run_one() {
   echo "$name ${step:-nan} ${first:-nan} $(($(tail -1 "$folder/peak") / 1024))"
 }
 
-echo "stock water network, $precision, batch $batch, $threads threads, $(nproc) cores; $(date +%F)"
+echo "water, rcut $rcut A, sel $sel, embedding $embedding, fitting $fitting, $precision, batch $batch, $threads threads, $(nproc) cores"
 for round in $(seq "$rounds"); do
   run_one phalanx $((steps * 10)) "$ours"
-  run_one tensorflow "$steps" "$deepmd/dp" --tf
-  run_one pytorch "$steps" "$deepmd/dp" --pt
+  for peer in $peers; do
+    case $peer in
+      tensorflow) run_one tensorflow "$steps" "$deepmd/dp" --tf ;;
+      pytorch) run_one pytorch "$steps" "$deepmd/dp" --pt ;;
+      *) echo "PEERS: $peer is neither tensorflow nor pytorch" >&2; exit 1 ;;
+    esac
+  done
 done | tee "$work/all"
 
 # The best of all rounds: what each can do when the machine leaves it alone.
 awk '{ if (!($1 in best) || $2 < best[$1]) best[$1] = $2; if (!($1 in first) || $3 < first[$1]) first[$1] = $3
        if ($4 > peak[$1]) peak[$1] = $4 }
      END { printf "%-12s %12s %12s %10s %10s\n", "", "s/step", "first step s", "peak MB", "ratio"
-           n = split("phalanx tensorflow pytorch", order, " ")
+           n = split("phalanx '"$peers"'", order, " ")
            for (k = 1; k <= n; k++) { name = order[k]
              printf "%-12s %12.4f %12.2f %10d %10.1f\n", name, best[name], first[name], peak[name], best[name] / best["phalanx"] } }' "$work/all"

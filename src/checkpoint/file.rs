@@ -54,17 +54,23 @@ impl Array {
     /// Hands the little-endian bytes to `sink` in pieces that fit a cache.
     fn pieces(&self, mut sink: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
         const PIECE: usize = 8192;
-        let mut bytes = Vec::with_capacity(8 * PIECE);
+        let mut bytes = vec![0; 8 * PIECE];
         match self {
             Array::F64(values) => values.chunks(PIECE).try_for_each(|piece| {
-                bytes.clear();
-                bytes.extend(piece.iter().flat_map(|v| v.to_le_bytes()));
-                sink(&bytes)
+                let bytes = &mut bytes[..8 * piece.len()];
+                bytes
+                    .chunks_exact_mut(8)
+                    .zip(piece)
+                    .for_each(|(out, v)| out.copy_from_slice(&v.to_le_bytes()));
+                sink(bytes)
             }),
             Array::F32(values) => values.chunks(PIECE).try_for_each(|piece| {
-                bytes.clear();
-                bytes.extend(piece.iter().flat_map(|v| v.to_le_bytes()));
-                sink(&bytes)
+                let bytes = &mut bytes[..4 * piece.len()];
+                bytes
+                    .chunks_exact_mut(4)
+                    .zip(piece)
+                    .for_each(|(out, v)| out.copy_from_slice(&v.to_le_bytes()));
+                sink(bytes)
             }),
             Array::U8(values) => sink(values),
         }
@@ -99,6 +105,17 @@ pub struct Checkpoint {
     pub header: Value,
     /// Parameters, moments of the optimiser, statistics; names are unique.
     pub arrays: Vec<(String, Array)>,
+}
+
+impl Checkpoint {
+    /// The arrays of float64, without their names: memory that may be used again.
+    pub fn into_numbers(self) -> Vec<Vec<f64>> {
+        let numbers = self.arrays.into_iter().filter_map(|(_, array)| match array {
+            Array::F64(x) => Some(x),
+            _ => None,
+        });
+        numbers.collect()
+    }
 }
 
 #[derive(Serialize, Deserialize)]

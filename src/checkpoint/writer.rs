@@ -2,7 +2,7 @@
 
 use super::{Checkpoint, Store};
 use crate::err;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -18,6 +18,8 @@ pub struct Writer {
     in_flight: bool,
     /// The newest that is complete.
     newest: Option<PathBuf>,
+    /// Why the last save failed, until someone asks.
+    failed: Option<Error>,
     /// Memory of the last snapshot, for the next one.
     spare: Option<Checkpoint>,
 }
@@ -49,6 +51,7 @@ impl Writer {
             thread: Some(thread),
             in_flight: false,
             newest: None,
+            failed: None,
             spare: None,
         })
     }
@@ -67,15 +70,31 @@ impl Writer {
         if self.in_flight {
             self.in_flight = false;
             let saved = self.results.recv().map_err(|_| thread_died())?;
-            self.spare = Some(saved.snapshot);
-            self.newest = Some(saved.path?);
+            self.settle(saved);
         }
-        Ok(self.newest.clone())
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => Ok(self.newest.clone()),
+        }
     }
 
     /// The snapshot that was saved last, whose memory the next one may use. None while a save is under way.
     pub fn take_spare(&mut self) -> Option<Checkpoint> {
+        if self.in_flight
+            && let Ok(saved) = self.results.try_recv()
+        {
+            self.in_flight = false;
+            self.settle(saved);
+        }
         self.spare.take()
+    }
+
+    fn settle(&mut self, saved: Saved) {
+        self.spare = Some(saved.snapshot);
+        match saved.path {
+            Ok(path) => self.newest = Some(path),
+            Err(error) => self.failed = Some(error),
+        }
     }
 
     /// Waits for the last save and ends the thread.

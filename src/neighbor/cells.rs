@@ -2,8 +2,12 @@
 
 use crate::data::Frame;
 use crate::{Result, bail};
+use std::ops::Range;
 
-/// Atoms of a frame binned along the cell vectors (or along x, y, z for open boundaries).
+/// The real atoms of a frame binned along the cell vectors (or along x, y, z for open boundaries).
+///
+/// Bins are half a cutoff wide or a little more: a search over five of them in each direction looks at half as many atoms
+/// as one over three bins of a whole cutoff. Within a row of bins along the last direction atoms lie side by side.
 pub(super) struct Cells {
     periodic: bool,
     cell: [f64; 9],
@@ -11,13 +15,32 @@ pub(super) struct Cells {
     n_bins: [i64; 3],
     /// How many bins a search must go to each side.
     reach: [i64; 3],
-    /// Bin of each atom; only real atoms are listed in `members`.
-    bin_of: Vec<[i64; 3]>,
-    /// Start of each bin's members.
+    /// The farthest periodic images along each direction, and the lattice vectors of all images up to there.
+    images: [i64; 3],
+    shifts: Vec<[f64; 3]>,
+    /// `[n_bins + 1]` start of each bin's members.
     start: Vec<u32>,
+    /// Index of each atom in the frame, bin after bin, in the order of the frame within a bin.
     members: Vec<u32>,
-    /// Positions wrapped into the home cell `[n_atoms, 3]`.
-    wrapped: Vec<f64>,
+    /// Positions of the members wrapped into the home cell, by component.
+    wrapped: [Vec<f64>; 3],
+}
+
+/// The most periodic images that are looked at.
+const MOST_IMAGES: usize = 1 << 20;
+
+/// A part of [`Cells`]: members that lie side by side, and which of their images is meant.
+pub(super) struct Stretch {
+    pub members: Range<usize>,
+    pub image: u32,
+}
+
+/// Bins that lie side by side along one direction, in the same image of the cell.
+#[derive(Clone, Copy)]
+struct Run {
+    first: i64,
+    last: i64,
+    image: i64,
 }
 
 /// The inverse of a row-major 3x3 matrix and its determinant.
@@ -60,7 +83,7 @@ impl Cells {
             let height = 1.0 / (column[0].powi(2) + column[1].powi(2) + column[2].powi(2)).sqrt();
             // Never many more bins than atoms: a huge empty cell must not cost memory.
             let most = (frame.n_atoms() as f64).cbrt().ceil().max(1.0) * 4.0;
-            n_bins[k] = (height / rcut).floor().clamp(1.0, most) as i64;
+            n_bins[k] = (2.0 * height / rcut).floor().clamp(1.0, most) as i64;
             let width = height / n_bins[k] as f64;
             let images = (rcut / width).ceil();
             if images.is_nan() || images >= 1000.0 {
@@ -68,15 +91,18 @@ impl Cells {
             }
             reach[k] = if periodic { images as i64 } else { (images as i64).min(n_bins[k] - 1).max(0) };
         }
+        let images =
+            if periodic { [0, 1, 2].map(|k| (reach[k] + n_bins[k] - 1) / n_bins[k]) } else { [0; 3] };
         let mut cells = Cells {
             periodic,
             cell,
             n_bins,
             reach,
-            bin_of: vec![[0; 3]; frame.n_atoms()],
+            images,
+            shifts: lattice_vectors(&cell, images)?,
             start: vec![0; (n_bins[0] * n_bins[1] * n_bins[2]) as usize + 1],
             members: Vec::new(),
-            wrapped: vec![0.0; frame.coord.len()],
+            wrapped: Default::default(),
         };
         cells.fill(frame, &inverse);
         Ok(cells)
@@ -85,76 +111,150 @@ impl Cells {
     fn fill(&mut self, frame: &Frame, inverse: &[f64; 9]) {
         // Open boundaries: fractional coordinates are taken from the lower corner.
         let origin = if self.periodic { [0.0; 3] } else { lower_corner(frame) };
-        for i in 0..frame.n_atoms() {
-            let x = [0, 1, 2].map(|k| frame.coord[3 * i + k] - origin[k]);
-            let mut whole = [0.0; 3];
-            for k in 0..3 {
-                let s = x[0] * inverse[k] + x[1] * inverse[3 + k] + x[2] * inverse[6 + k];
-                whole[k] = if self.periodic { s.floor() } else { 0.0 };
-                let bin = ((s - whole[k]) * self.n_bins[k] as f64).floor() as i64;
-                self.bin_of[i][k] = bin.clamp(0, self.n_bins[k] - 1);
-            }
-            for k in 0..3 {
-                let shift: f64 = (0..3).map(|v| whole[v] * self.cell[3 * v + k]).sum();
-                self.wrapped[3 * i + k] = frame.coord[3 * i + k] - shift;
-            }
-        }
-        let real = |i: &usize| frame.types[*i] >= 0;
-        for i in (0..frame.n_atoms()).filter(real) {
-            let bin = self.flat(self.bin_of[i]);
+        let real = || (0..frame.n_atoms()).filter(|&i| frame.types[i] >= 0);
+        let mut placed = Vec::with_capacity(frame.n_atoms());
+        for i in real() {
+            let (bin, x) = self.place(frame, i, origin, inverse);
             self.start[bin + 1] += 1;
+            placed.push((bin as u32, x));
         }
         for b in 1..self.start.len() {
             self.start[b] += self.start[b - 1];
         }
         let mut next = self.start.clone();
-        self.members = vec![0; *self.start.last().unwrap_or(&0) as usize];
-        for i in (0..frame.n_atoms()).filter(real) {
-            let slot = &mut next[self.flat(self.bin_of[i])];
-            self.members[*slot as usize] = i as u32;
-            *slot += 1;
+        self.members = vec![0; placed.len()];
+        self.wrapped = [0, 1, 2].map(|_| vec![0.0; placed.len()]);
+        for (i, (bin, x)) in real().zip(placed) {
+            let slot = next[bin as usize] as usize;
+            next[bin as usize] += 1;
+            self.members[slot] = i as u32;
+            (0..3).for_each(|k| self.wrapped[k][slot] = x[k]);
         }
+    }
+
+    /// The bin of an atom, and its position wrapped into the home cell.
+    fn place(&self, frame: &Frame, i: usize, origin: [f64; 3], inverse: &[f64; 9]) -> (usize, [f64; 3]) {
+        let x = [0, 1, 2].map(|k| frame.coord[3 * i + k] - origin[k]);
+        let (mut whole, mut bin) = ([0.0; 3], [0; 3]);
+        for k in 0..3 {
+            let s = x[0] * inverse[k] + x[1] * inverse[3 + k] + x[2] * inverse[6 + k];
+            whole[k] = if self.periodic { s.floor() } else { 0.0 };
+            let b = ((s - whole[k]) * self.n_bins[k] as f64).floor() as i64;
+            bin[k] = b.clamp(0, self.n_bins[k] - 1);
+        }
+        let wrapped = [0, 1, 2].map(|k| {
+            let shift: f64 = (0..3).map(|v| whole[v] * self.cell[3 * v + k]).sum();
+            frame.coord[3 * i + k] - shift
+        });
+        (self.flat(bin), wrapped)
     }
 
     fn flat(&self, bin: [i64; 3]) -> usize {
         ((bin[0] * self.n_bins[1] + bin[1]) * self.n_bins[2] + bin[2]) as usize
     }
 
-    /// Calls `visit(j, d)` for every atom image within reach of atom `i`, with `d = x_j - x_i`.
-    pub(super) fn around(&self, i: usize, mut visit: impl FnMut(usize, [f64; 3])) {
-        let home = self.bin_of[i];
-        let xi = [0, 1, 2].map(|k| self.wrapped[3 * i + k]);
-        for a in -self.reach[0]..=self.reach[0] {
-            for b in -self.reach[1]..=self.reach[1] {
-                for c in -self.reach[2]..=self.reach[2] {
-                    let Some((bin, shift)) = self.image(home, [a, b, c]) else { continue };
-                    let flat = self.flat(bin);
-                    for &j in &self.members[self.start[flat] as usize..self.start[flat + 1] as usize] {
-                        let j = j as usize;
-                        visit(j, [0, 1, 2].map(|k| self.wrapped[3 * j + k] + shift[k] - xi[k]));
+    pub(super) fn n_bins(&self) -> usize {
+        self.start.len() - 1
+    }
+
+    /// Index in the frame of each member.
+    pub(super) fn members(&self) -> &[u32] {
+        &self.members
+    }
+
+    /// Wrapped positions of the members, by component.
+    pub(super) fn wrapped(&self) -> &[Vec<f64>; 3] {
+        &self.wrapped
+    }
+
+    /// The members of a bin.
+    pub(super) fn bin(&self, bin: usize) -> Range<usize> {
+        self.start[bin] as usize..self.start[bin + 1] as usize
+    }
+
+    /// The lattice vectors of all images, by their number.
+    pub(super) fn shifts(&self) -> &[[f64; 3]] {
+        &self.shifts
+    }
+
+    pub(super) fn into_shifts(self) -> Vec<[f64; 3]> {
+        self.shifts
+    }
+
+    /// The number of the home cell among the images.
+    pub(super) fn home(&self) -> u32 {
+        (self.shifts.len() / 2) as u32
+    }
+
+    /// Calls `visit` for all members, with all images, that may be within the cutoff of a member of `bin`.
+    ///
+    /// The images of one atom come in ascending order of their numbers.
+    pub(super) fn around(&self, bin: usize, mut visit: impl FnMut(Stretch)) {
+        let [_, nb, nc] = self.n_bins;
+        let bin = bin as i64;
+        self.runs(bin / (nb * nc), 0, |a_run| {
+            for a in a_run.first..=a_run.last {
+                self.runs(bin / nc % nb, 1, |b_run| {
+                    for b in b_run.first..=b_run.last {
+                        self.runs(bin % nc, 2, |c_run| {
+                            let image = self.image([a_run.image, b_run.image, c_run.image]);
+                            let first = self.flat([a, b, c_run.first]);
+                            let last = first + (c_run.last - c_run.first) as usize;
+                            let members = self.start[first] as usize..self.start[last + 1] as usize;
+                            if !members.is_empty() {
+                                visit(Stretch { members, image });
+                            }
+                        });
                     }
-                }
+                });
             }
+        });
+    }
+
+    /// The bins within reach of `home` along direction `k`: one run for each image of the cell.
+    fn runs(&self, home: i64, k: usize, mut visit: impl FnMut(Run)) {
+        let (n, from, to) = (self.n_bins[k], home - self.reach[k], home + self.reach[k]);
+        if from >= 0 && to < n {
+            return visit(Run { first: from, last: to, image: 0 });
+        }
+        let images = if self.periodic { from.div_euclid(n)..=to.div_euclid(n) } else { 0..=0 };
+        for image in images {
+            let first = (from - image * n).max(0);
+            let last = (to - image * n).min(n - 1);
+            visit(Run { first, last, image });
         }
     }
 
-    /// The bin at an offset from `home` and the lattice shift that leads there; `None` outside open boundaries.
-    fn image(&self, home: [i64; 3], offset: [i64; 3]) -> Option<([i64; 3], [f64; 3])> {
-        let mut bin = [0; 3];
-        let mut shift = [0.0; 3];
-        for k in 0..3 {
-            let b = home[k] + offset[k];
-            let image = b.div_euclid(self.n_bins[k]);
-            if image != 0 && !self.periodic {
-                return None;
-            }
-            bin[k] = b.rem_euclid(self.n_bins[k]);
-            for v in 0..3 {
-                shift[v] += image as f64 * self.cell[3 * k + v];
+    /// The number of an image.
+    fn image(&self, image: [i64; 3]) -> u32 {
+        let [ra, rb, rc] = self.images;
+        let [a, b, c] = image;
+        (((a + ra) * (2 * rb + 1) + b + rb) * (2 * rc + 1) + c + rc) as u32
+    }
+}
+
+/// The lattice vectors of all images up to these along each direction.
+fn lattice_vectors(cell: &[f64; 9], images: [i64; 3]) -> Result<Vec<[f64; 3]>> {
+    let count: i64 = images.iter().map(|n| 2 * n + 1).product();
+    if count > MOST_IMAGES as i64 {
+        bail!("the cell is so small that {count} of its periodic images are within the cutoff");
+    }
+    let [ra, rb, rc] = images;
+    let mut shifts = Vec::with_capacity(count as usize);
+    for a in -ra..=ra {
+        for b in -rb..=rb {
+            for c in -rc..=rc {
+                let mut shift = [0.0; 3];
+                for (k, image) in [a, b, c].into_iter().enumerate() {
+                    for v in 0..3 {
+                        shift[v] += image as f64 * cell[3 * k + v];
+                    }
+                }
+                shifts.push(shift);
             }
         }
-        Some((bin, shift))
     }
+    Ok(shifts)
 }
 
 fn lower_corner(frame: &Frame) -> [f64; 3] {

@@ -1,6 +1,7 @@
 //! Every ordered pair of a structure within a cutoff, types ignored.
 
 use super::cells::Cells;
+use super::search::with_search;
 use crate::data::{Frame, Labels};
 use crate::{Result, bail};
 
@@ -32,24 +33,32 @@ pub fn pairs(coord: &[f64], cell: Option<[f64; 9]>, rc: f64) -> Result<Vec<Pair>
         labels: Labels::default(),
     };
     let cells = Cells::new(&frame, rc)?;
-    let mut found = Vec::new();
-    for i in 0..n {
-        let first = found.len();
-        cells.around(i, |j, d| {
-            let r = (d[0] * d[0] + d[1] * d[1] + d[2] * d[2]).sqrt();
-            if r > 0.0 && r < rc {
-                found.push(Pair { i: i as u32, j: j as u32, d, r });
-            }
+    let mut place = vec![0..0; n];
+    let mut by_bin = Vec::new();
+    with_search(|search| {
+        search.visit(&cells, 0..cells.n_bins(), rc, |around| {
+            let (first, i) = (by_bin.len(), around.i as u32);
+            let all = around.vectors().map(|(j, d, r2)| Pair { i, j, d, r: r2.sqrt() });
+            by_bin.extend(all.filter(|pair| pair.r > 0.0 && pair.r < rc));
+            sort(&mut by_bin[first..]);
+            place[i as usize] = first..by_bin.len();
         });
-        // Ties are broken by direction, so that the order never depends on the bins.
-        found[first..].sort_by(|a: &Pair, b: &Pair| {
-            let by_direction = || a.d.iter().zip(&b.d).map(|(a, b)| a.total_cmp(b)).find(|o| o.is_ne());
-            a.j.cmp(&b.j)
-                .then(a.r.total_cmp(&b.r))
-                .then_with(|| by_direction().unwrap_or(std::cmp::Ordering::Equal))
-        });
+    });
+    let mut found = Vec::with_capacity(by_bin.len());
+    for range in place {
+        found.extend_from_slice(&by_bin[range]);
     }
     Ok(found)
+}
+
+/// By neighbour, then distance. Ties are broken by direction, so that the order never depends on the bins.
+fn sort(pairs: &mut [Pair]) {
+    pairs.sort_unstable_by(|a, b| {
+        let by_direction = || a.d.iter().zip(&b.d).map(|(a, b)| a.total_cmp(b)).find(|o| o.is_ne());
+        a.j.cmp(&b.j)
+            .then(a.r.total_cmp(&b.r))
+            .then_with(|| by_direction().unwrap_or(std::cmp::Ordering::Equal))
+    });
 }
 
 #[cfg(test)]

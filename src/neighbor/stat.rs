@@ -1,6 +1,8 @@
 //! Neighbour statistics: the shortest distance and the largest number of neighbours of each type.
 
-use super::list::NeighborList;
+use super::cells::Cells;
+use super::list::{NeighborList, OVERLAP, in_chunks};
+use super::search::Around;
 use crate::Result;
 use crate::data::Frame;
 
@@ -21,19 +23,34 @@ impl NeighborStat {
 
     /// The statistics of one frame.
     pub fn of(frame: &Frame, rcut: f64, n_types: usize) -> Result<Self> {
-        let list = NeighborList::new(frame, rcut, n_types, None)?;
-        list.refuse_overlap()?;
-        let mut stat = Self::empty(n_types);
-        for i in 0..frame.n_atoms() {
-            for t in 0..n_types {
-                let found = list.of(i, t);
-                stat.max_neighbors[t] = stat.max_neighbors[t].max(found.len());
-                if let Some(nearest) = found.first() {
-                    stat.min_distance = stat.min_distance.min(nearest.r);
-                }
-            }
+        let cells = Cells::new(frame, rcut)?;
+        let stats = in_chunks(&cells, |bins, search| {
+            let (mut stat, mut counts) = (Self::empty(n_types), vec![0; n_types]);
+            search.visit(&cells, bins, rcut, |around| stat.count(&around, &frame.types, &mut counts));
+            stat
+        });
+        let stat = stats.iter().fold(Self::empty(n_types), Self::merge);
+        if stat.min_distance < OVERLAP {
+            // The list knows which atoms they are.
+            NeighborList::new(frame, rcut, n_types, None)?.refuse_overlap()?;
         }
         Ok(stat)
+    }
+
+    /// Takes the neighbours of one atom into account: neither their order nor their directions matter.
+    fn count(&mut self, around: &Around, types: &[i32], counts: &mut [usize]) {
+        counts.fill(0);
+        let mut nearest = f64::INFINITY;
+        for (j, r2) in around.unsorted() {
+            if let Some(count) = counts.get_mut(types[j as usize] as usize) {
+                *count += 1;
+                nearest = nearest.min(r2);
+            }
+        }
+        self.min_distance = self.min_distance.min(nearest.sqrt());
+        for (most, &n) in self.max_neighbors.iter_mut().zip(counts.iter()) {
+            *most = n.max(*most);
+        }
     }
 
     /// The statistics of both.

@@ -22,6 +22,8 @@ pub struct CpuLearner<E: Engine> {
     stepper: Stepper<E>,
     queue: Queue<E::Prepared>,
     validation: Option<Validation<E>>,
+    /// Memory of an earlier snapshot.
+    spare: Vec<Vec<f64>>,
 }
 
 impl<E: Engine> CpuLearner<E> {
@@ -49,7 +51,7 @@ impl<E: Engine> CpuLearner<E> {
             Validation::new(data, training.seed, training.numb_btch, cache)
         });
         let stepper = Stepper::new(engine, loss, setup.params.clone(), adam, sum, training.gradient_max_norm);
-        Ok(CpuLearner { stepper, queue, validation })
+        Ok(CpuLearner { stepper, queue, validation, spare: Vec::new() })
     }
 }
 
@@ -66,12 +68,23 @@ impl<E: Engine> Learner for CpuLearner<E> {
     }
 
     fn snapshot(&mut self) -> Result<Snapshot> {
+        let adam = &self.stepper.adam;
+        let mut copy = |x: &[f64]| {
+            let mut out = self.spare.pop().unwrap_or_default();
+            out.clear();
+            out.extend_from_slice(x);
+            out
+        };
         Ok(Snapshot {
-            params: self.stepper.params.clone(),
-            first_moment: self.stepper.adam.first_moment.clone(),
-            second_moment: self.stepper.adam.second_moment.clone(),
+            params: copy(&self.stepper.params),
+            first_moment: copy(&adam.first_moment),
+            second_moment: copy(&adam.second_moment),
             engine: self.stepper.engine.state(),
         })
+    }
+
+    fn recycle(&mut self, spare: Vec<Vec<f64>>) {
+        self.spare = spare;
     }
 }
 

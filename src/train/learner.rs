@@ -19,6 +19,9 @@ pub trait Learner {
 
     /// What a checkpoint holds of it. Waits for all steps so far.
     fn snapshot(&mut self) -> Result<Snapshot>;
+
+    /// Takes back the memory of an earlier snapshot: filling new memory takes longer than the copy itself.
+    fn recycle(&mut self, _spare: Vec<Vec<f64>>) {}
 }
 
 /// One turn of the loop.

@@ -279,6 +279,9 @@ impl<'a> Run<'a> {
     /// Saves a checkpoint, after every rank has shown that it holds the same parameters.
     fn save(&mut self, team: &mut Team, done: u64) -> Result<()> {
         let span = self.profiler.span(Phase::Save);
+        if let Some(spare) = self.root.as_mut().and_then(|root| root.writer.take_spare()) {
+            self.learner.recycle(spare.into_numbers());
+        }
         let snapshot = self.learner.snapshot();
         let snapshot = team.agree(snapshot)?;
         if team.size() > 1 {
@@ -288,6 +291,8 @@ impl<'a> Run<'a> {
         if let Some(root) = &mut self.root {
             let draws = self.plan.first_draw + (done - self.plan.start) * self.plan.draws_per_step;
             root.writer.save(done, root.journal.checkpoint(done, draws, snapshot))?;
+        } else {
+            self.learner.recycle(vec![snapshot.params, snapshot.first_moment, snapshot.second_moment]);
         }
         drop(span);
         Ok(())
@@ -343,11 +348,11 @@ impl<'a> Run<'a> {
 /// A hash of the parameters' bits.
 fn hash(params: &[f64]) -> u64 {
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
-    let mut bytes = Vec::with_capacity(8 * 1024);
+    let mut bytes = [0; 8 * 1024];
     for chunk in params.chunks(1024) {
-        bytes.clear();
-        bytes.extend(chunk.iter().flat_map(|x| x.to_le_bytes()));
-        hash.update(&bytes);
+        let bytes = &mut bytes[..8 * chunk.len()];
+        bytes.chunks_exact_mut(8).zip(chunk).for_each(|(out, x)| out.copy_from_slice(&x.to_le_bytes()));
+        hash.update(bytes);
     }
     hash.digest()
 }

@@ -52,8 +52,8 @@ impl TrainState {
             ("first_moment", self.first_moment),
             ("second_moment", self.second_moment),
         ];
-        let arrays = arrays.map(|(name, x)| (name.to_string(), Array::F64(x))).to_vec();
-        Checkpoint { header, arrays }
+        let arrays = arrays.map(|(name, x)| (name.to_string(), Array::F64(x)));
+        Checkpoint { header, arrays: arrays.into() }
     }
 
     /// Reads a checkpoint.

@@ -5,8 +5,12 @@
 //! `x_n = cos(pi (n + 1/2) / K)`. In float64 the series is the network itself to rounding: its last rows measure
 //! the error at every step, and K grows when they are too large.
 
+use super::dense::{Accumulate, Strided, product};
 use super::net::{self, NetTrace};
+use super::pool::{Parts, Pool};
+use super::scratch::scratch;
 use crate::model::dp::Dp;
+use crate::model::net::NetShape;
 
 /// The range, the number of terms and the transform of the series.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,46 +65,62 @@ impl Plan {
 /// The coefficients of all nets of a model for one set of parameters.
 #[derive(Default)]
 pub struct Series {
-    /// `[n_nets][K, M1]`
-    pub coefficients: Vec<Vec<f64>>,
-    traces: Vec<NetTrace>,
+    nets: Vec<Expansion>,
     /// The largest of the last coefficients over the largest of all.
     pub tail: f64,
 }
 
+/// One net.
+#[derive(Default)]
+struct Expansion {
+    /// `[K, M1]`
+    coefficients: Vec<f64>,
+    trace: NetTrace,
+    tail: f64,
+}
+
+impl Expansion {
+    fn expand(&mut self, plan: &Plan, shape: &NetShape, params: &[f64], m: usize) {
+        let k = plan.terms;
+        let values = net::forward(&mut self.trace, shape, params, &plan.nodes);
+        let c = &mut self.coefficients;
+        c.resize(k * m, 0.0);
+        let transform = Strided { data: &plan.transform, row: k, col: 1 };
+        product(c, m, Accumulate::Overwrite, transform, values, m, k, m, k);
+        let largest = |x: &[f64]| x.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+        self.tail = largest(&c[(k - 3) * m..]) / largest(c).max(1e-300);
+    }
+}
+
 impl Series {
-    /// Expands every embedding net.
-    pub fn expand(&mut self, plan: &Plan, model: &Dp, params: &[f64]) {
-        let (k, m) = (plan.terms, model.n_embed());
-        self.coefficients.resize(model.embedding.len(), Vec::new());
-        self.traces.resize_with(model.embedding.len(), NetTrace::default);
-        self.tail = 0.0;
-        for (n, shape) in model.embedding.iter().enumerate() {
-            let values = net::forward(&mut self.traces[n], shape, params, &plan.nodes);
-            let c = &mut self.coefficients[n];
-            c.clear();
-            c.resize(k * m, 0.0);
-            super::dense::product(
-                c,
-                m,
-                super::dense::Accumulate::Overwrite,
-                super::dense::Strided { data: &plan.transform, row: k, col: 1 },
-                values,
-                m,
-                k,
-                m,
-                k,
-            );
-            let largest = |x: &[f64]| x.iter().fold(0.0f64, |a, b| a.max(b.abs()));
-            let ratio = largest(&c[(k - 3) * m..]) / largest(c).max(1e-300);
-            self.tail = self.tail.max(ratio);
-        }
+    /// `[K, M1]` the coefficients of a net.
+    pub fn coefficients(&self, net: usize) -> &[f64] {
+        &self.nets[net].coefficients
     }
 
-    /// Adds the gradient of net `n` given dL/dC `[K, M1]`.
+    /// Expands every embedding net.
+    pub fn expand(&mut self, plan: &Plan, model: &Dp, params: &[f64]) {
+        self.expand_on(&Pool::serial(), plan, model, params);
+    }
+
+    /// Expands every embedding net, beside each other.
+    pub fn expand_on(&mut self, pool: &Pool, plan: &Plan, model: &Dp, params: &[f64]) {
+        self.nets.resize_with(model.embedding.len(), Expansion::default);
+        let nets = Parts::new(&mut self.nets);
+        pool.run(model.embedding.len(), |n| {
+            // SAFETY: one task for each net.
+            let net = unsafe { &mut nets.part(n, 1)[0] };
+            net.expand(plan, &model.embedding[n], params, model.n_embed());
+        });
+        self.tail = self.nets.iter().map(|net| net.tail).fold(0.0, f64::max);
+    }
+
+    /// Adds the gradient of net `n` given dL/dC `[K, M1]` to `grad`, which begins with parameter `first`.
+    #[allow(clippy::too_many_arguments)]
     pub fn backward_add(
         &self,
         grad: &mut [f64],
+        first: usize,
         plan: &Plan,
         model: &Dp,
         params: &[f64],
@@ -108,19 +128,11 @@ impl Series {
         dl_c: &[f64],
     ) {
         let (k, m) = (plan.terms, model.n_embed());
-        let mut dl_values = vec![0.0; k * m];
-        super::dense::product(
-            &mut dl_values,
-            m,
-            super::dense::Accumulate::Overwrite,
-            super::dense::Strided { data: &plan.transform, row: 1, col: k },
-            dl_c,
-            m,
-            k,
-            m,
-            k,
-        );
-        net::backward_add(grad, &self.traces[n], &model.embedding[n], params, dl_values);
+        scratch(k * m, |dl_values: &mut [f64]| {
+            let transform = Strided { data: &plan.transform, row: 1, col: k };
+            product(dl_values, m, Accumulate::Overwrite, transform, dl_c, m, k, m, k);
+            net::backward_add(grad, first, &self.nets[n].trace, &model.embedding[n], params, dl_values);
+        });
     }
 }
 

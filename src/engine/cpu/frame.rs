@@ -6,10 +6,14 @@
 use super::chebyshev::Plan;
 use super::pairs::{self, Rows, Scale};
 use super::real::Real;
+use super::walk::Terms;
+use crate::Result;
+use crate::data::Frame;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
 use crate::sample::Prepared;
+use std::cell::Cell;
 
 /// A prepared frame. Row `r` is the r-th real atom when atoms are sorted by type.
 pub struct CpuFrame<T> {
@@ -36,7 +40,25 @@ pub struct CpuFrame<T> {
     pub s_range: (f64, f64),
 }
 
+/// A geometry of more bytes is not kept for the next frame.
+const KEPT_BYTES: usize = 16 << 20;
+
+thread_local! {
+    static SPARE: Cell<Option<Geometry>> = const { Cell::new(None) };
+}
+
 impl<T: Real> CpuFrame<T> {
+    /// Prepares a frame. What lies between is written where this thread has written it before.
+    pub fn prepare(model: &Dp, frame: &Frame) -> Result<Self> {
+        let mut geometry = SPARE.take().unwrap_or_default();
+        geometry.fill(model, frame)?;
+        let prepared = Self::new(model, &geometry);
+        if geometry.bytes() < KEPT_BYTES {
+            SPARE.set(Some(geometry));
+        }
+        Ok(prepared)
+    }
+
     /// Sorts and normalises the geometry of a frame.
     pub fn new(model: &Dp, geometry: &Geometry) -> Self {
         let n_types = model.n_types();
@@ -69,9 +91,14 @@ impl<T: Real> CpuFrame<T> {
             let i = self.order[r] as usize;
             let center = geometry.types[i] as usize;
             for t in 0..model.n_types() {
-                for p in geometry.pairs(i, t, model.n_types()) {
-                    self.j.push(geometry.j[p]);
-                    self.push_pair(model, center, geometry.d[p], geometry.r[p]);
+                let pairs = geometry.pairs(i, t, model.n_types());
+                // s falls with r, and the nearest come first.
+                for r in [geometry.r[pairs.clone()].first(), geometry.r[pairs.clone()].last()] {
+                    r.iter().for_each(|&&r| self.extend_range(argument(model, center, r)));
+                }
+                self.j.extend_from_slice(&geometry.j[pairs.clone()]);
+                for (k, column) in self.d.iter_mut().enumerate() {
+                    column.extend(geometry.d[pairs.clone()].iter().map(|d| T::from_f64(d[k])));
                 }
                 self.pair_start.push(self.j.len() as u32);
                 let padding = geometry.padding[i * model.n_types() + t];
@@ -82,14 +109,6 @@ impl<T: Real> CpuFrame<T> {
             }
             let extra = &geometry.extra[i * n_extra..(i + 1) * n_extra];
             self.extra.extend(extra.iter().map(|&x| T::from_f64(x)));
-        }
-    }
-
-    fn push_pair(&mut self, model: &Dp, center: usize, d: [f64; 3], r: f64) {
-        let [s, ..] = env::radial(model.descriptor(), r);
-        self.extend_range((s - model.stats.davg[center][0]) / model.stats.dstd[center][0]);
-        for (column, d) in self.d.iter_mut().zip(d) {
-            column.push(T::from_f64(d));
         }
     }
 
@@ -127,19 +146,29 @@ impl<T: Real> CpuFrame<T> {
         self.n_rows() == 0 || plan.covers(self.s_range.0, self.s_range.1)
     }
 
-    /// Q of row `r`, whose centre has type `center`: `[4, n_types * K]`.
-    pub fn features(&self, q: &mut [T], plan: &Plan, model: &Dp, rows: &Rows<T>, r: usize, center: usize) {
-        let (n_types, terms) = (model.n_types(), plan.terms);
+    /// Q of row `r`: `[4, n_types * K]`. `empty` is Q of an empty slot, `walk` working memory.
+    #[allow(clippy::too_many_arguments)]
+    pub fn features(
+        &self,
+        q: &mut [T],
+        walk: &mut Terms<T>,
+        plan: &Plan,
+        n_types: usize,
+        rows: &Rows<T>,
+        r: usize,
+        empty: &[T],
+    ) {
+        let terms = plan.terms;
         let stride = n_types * terms;
         for t in 0..n_types {
             let pairs = self.pairs(r, t, n_types);
             let out = &mut q[t * terms..];
-            pairs::features(out, stride, terms, &self.d, rows, pairs.start, pairs.len(), plan.scale());
-            let padding = f64::from(self.padding[r * n_types + t]);
-            if padding > 0.0 {
-                let s = empty_slot(model, center);
-                for (out, t_k) in out.iter_mut().zip(plan.polynomials(s)) {
-                    *out += T::from_f64(padding * s * t_k);
+            pairs::features(out, walk, stride, terms, &self.d, rows, pairs.start, pairs.len(), plan.scale());
+            let padding = self.padding[r * n_types + t];
+            if padding > 0 {
+                let padding = T::from_f64(f64::from(padding));
+                for (out, &x) in out.iter_mut().zip(empty) {
+                    *out += padding * x;
                 }
             }
         }
@@ -166,6 +195,12 @@ pub fn rows_of<T: Real>(model: &Dp, center: usize) -> Rows<T> {
     }
 }
 
+/// The argument of the net for a neighbour at distance `r`.
+fn argument(model: &Dp, center: usize, r: f64) -> f64 {
+    let [s, ..] = env::radial(model.descriptor(), r);
+    (s - model.stats.davg[center][0]) / model.stats.dstd[center][0]
+}
+
 /// The row of an empty slot has only a radial component: -davg / dstd.
 pub fn empty_slot(model: &Dp, center: usize) -> f64 {
     -model.stats.davg[center][0] / model.stats.dstd[center][0]
@@ -175,6 +210,14 @@ impl Plan {
     /// The change of variables for the kernels.
     pub fn scale<T: Real>(&self) -> Scale<T> {
         Scale { middle: T::from_f64(self.middle), inv_half: T::from_f64(1.0 / self.half) }
+    }
+
+    /// The part of Q that is not zero for one empty slot of a centre type: s T_k(s) `[K]`.
+    pub fn empty_slot<T: Real>(&self, out: &mut [T], model: &Dp, center: usize) {
+        let s = empty_slot(model, center);
+        for (out, t_k) in out.iter_mut().zip(self.polynomials(s)) {
+            *out = T::from_f64(s * t_k);
+        }
     }
 
     /// T_0, T_1, ... at `s`.

@@ -13,6 +13,7 @@ pub mod scratch;
 pub mod net;
 pub mod chebyshev;
 pub mod walk;
+pub mod evaluate;
 pub mod pairs;
 pub mod frame;
 pub mod descriptor;
@@ -20,6 +21,7 @@ pub mod direct;
 pub mod fitting;
 mod vacuum;
 pub mod laps;
+mod batch;
 mod blocks;
 #[cfg(test)]
 mod tests;
@@ -27,8 +29,8 @@ mod tests;
 use super::{Engine, Prediction, Preparer, Seeds};
 use crate::Result;
 use crate::model::dp::Dp;
-use crate::model::dp::geometry::Geometry;
-use blocks::{Batch, Buffers};
+use batch::{Batch, Layout};
+use blocks::Buffers;
 use chebyshev::{Plan, Series, TERMS};
 use fitting::Fitting;
 use frame::{CpuFrame, empty_slot};
@@ -58,7 +60,11 @@ pub struct CpuEngine<T> {
     series: Series,
     fitting: Fitting<T>,
     vacuum: Vacuum,
+    layout: Layout,
     buffers: Buffers<T>,
+    /// By type: dL/denergy of the atoms, and inputs of the fitting nets beside the descriptor.
+    dl_e: Vec<Vec<f64>>,
+    extra: Vec<Vec<f64>>,
     weights: Vec<T>,
     gradient: Vec<T>,
     /// Where the time goes.
@@ -85,7 +91,10 @@ impl<T: Real> CpuEngine<T> {
             series: Series::default(),
             fitting: Fitting::new(model.fitting.clone(), model.descriptor().axis_neuron),
             vacuum: Vacuum::default(),
+            layout: Layout::default(),
             buffers: Buffers::default(),
+            dl_e: Vec::new(),
+            extra: Vec::new(),
             weights: Vec::new(),
             gradient: Vec::new(),
             laps: Laps::default(),
@@ -105,7 +114,7 @@ impl<T: Real> CpuEngine<T> {
     /// Expands the embedding nets; raises the number of terms until the tail is below the tolerance.
     fn expand(&mut self, params: &[f64]) -> Option<Arc<Plan>> {
         let plan = self.plan.clone()?;
-        self.series.expand(&plan, &self.model, params);
+        self.series.expand_on(&self.pool, &plan, &self.model, params);
         if self.series.tail < T::SERIES_TOLERANCE {
             return Some(plan);
         }
@@ -115,7 +124,7 @@ impl<T: Real> CpuEngine<T> {
         match &chosen {
             Some(new) => {
                 log::debug!("embedding series: {} terms instead of {}", new.terms, plan.terms);
-                self.series.expand(new, &self.model, params);
+                self.series.expand_on(&self.pool, new, &self.model, params);
             }
             None => log::warn!(
                 "the embedding net is not smooth enough for a series of {} terms: evaluating the net itself",
@@ -145,7 +154,7 @@ impl<T: Real> Engine for CpuEngine<T> {
 
     fn preparer(&self) -> Preparer<CpuFrame<T>> {
         let model = self.model.clone();
-        Arc::new(move |frame| Ok(CpuFrame::new(&model, &Geometry::new(&model, frame)?)))
+        Arc::new(move |frame| CpuFrame::prepare(&model, frame))
     }
 
     fn pool(&self) -> Pool {
@@ -164,17 +173,20 @@ impl<T: Real> Engine for CpuEngine<T> {
         self.laps.start();
         let plan = self.expand(params);
         let weights = T::view(params, &mut self.weights, &self.pool);
-        self.buffers.resize(&self.model, batch, plan.as_ref());
-        let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
+        self.layout.arrange(&self.model, batch, plan.as_deref());
+        self.buffers.resize(&self.model, batch, plan.as_deref());
+        let (model, layout) = (&*self.model, &self.layout);
+        let batch = Batch { model, params, frames: batch, plan: plan.as_deref(), layout };
         if let Some(plan) = &plan {
             self.buffers.stack_coefficients(&self.model, plan, &self.series);
         }
-        self.fitting.resize(&batch.group_sizes());
+        self.fitting.resize(&self.layout.group_sizes);
         self.laps.lap(Stage::Series);
         blocks::describe(&self.pool, &batch, &mut self.buffers, &mut self.fitting);
         self.laps.lap(Stage::Describe);
         self.fitting.forward(&self.pool, weights);
-        self.vacuum.forward(&self.model, params, &batch.extra_inputs());
+        batch.extra_inputs(&mut self.extra);
+        self.vacuum.forward(&self.model, params, &self.extra);
         self.laps.lap(Stage::FittingForward);
         self.fitting.backward_input(&self.pool, weights);
         self.laps.lap(Stage::FittingBackward);
@@ -188,16 +200,17 @@ impl<T: Real> Engine for CpuEngine<T> {
         self.laps.start();
         let plan = self.plan.clone();
         let weights = T::viewed(params, &self.weights);
-        let batch = Batch::new(&self.model, params, batch, plan.as_ref(), &self.buffers.segments);
+        let (model, layout) = (&*self.model, &self.layout);
+        let batch = Batch { model, params, frames: batch, plan: plan.as_deref(), layout };
         blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);
         self.laps.lap(Stage::Tangent);
-        let dl_e = batch.energy_seeds(seeds);
-        self.fitting.tangent(&self.pool, weights, &dl_e);
+        batch.energy_seeds(&mut self.dl_e, seeds);
+        self.fitting.tangent(&self.pool, weights, &self.dl_e);
         self.laps.lap(Stage::FittingTangent);
         let gradient = T::target(grad, &mut self.gradient);
         self.fitting.backward(&self.pool, gradient, weights);
         T::deliver(grad, &self.gradient, &self.pool);
-        self.vacuum.backward_add(grad, &self.model, params, &dl_e);
+        self.vacuum.backward_add(grad, &self.model, params, &self.dl_e);
         self.laps.lap(Stage::FittingReverse);
         blocks::adjoint(&self.pool, &batch, &mut self.buffers, &self.fitting);
         self.laps.lap(Stage::Adjoint);

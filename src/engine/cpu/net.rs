@@ -2,6 +2,7 @@
 
 use super::dense::{Accumulate, Strided, product};
 use super::elementwise::activate;
+use super::scratch::scratch;
 use crate::model::net::{LayerShape, NetShape, Shortcut};
 
 /// What the forward pass remembers.
@@ -60,43 +61,74 @@ fn layer_forward(layer: &mut LayerTrace, shape: &LayerShape, params: &[f64], row
 }
 
 /// Adds dL/dparams given dL/dy `[rows, n_out]`.
-pub fn backward_add(grad: &mut [f64], trace: &NetTrace, net: &NetShape, params: &[f64], dl_y: Vec<f64>) {
-    let mut dl_y = dl_y;
-    for (layer, shape) in trace.layers.iter().zip(&net.layers).rev() {
-        dl_y = layer_backward(grad, layer, shape, params, trace.rows, &dl_y);
-    }
+///
+/// `grad` begins with parameter `first` of the flat vector.
+pub fn backward_add(
+    grad: &mut [f64],
+    first: usize,
+    trace: &NetTrace,
+    net: &NetShape,
+    params: &[f64],
+    dl_y: &[f64],
+) {
+    let widest = net.layers.iter().map(|shape| shape.n_in.max(shape.n_out)).max().unwrap_or(0);
+    let n = trace.rows * widest;
+    scratch(2 * n, |buffers: &mut [f64]| {
+        let (mut dl_y_now, mut dl_x) = buffers.split_at_mut(n);
+        dl_y_now[..dl_y.len()].copy_from_slice(dl_y);
+        for (layer, shape) in trace.layers.iter().zip(&net.layers).rev() {
+            let (n_in, n_out) = (trace.rows * shape.n_in, trace.rows * shape.n_out);
+            layer_backward(
+                &mut dl_x[..n_in],
+                grad,
+                first,
+                layer,
+                shape,
+                params,
+                trace.rows,
+                &dl_y_now[..n_out],
+            );
+            std::mem::swap(&mut dl_y_now, &mut dl_x);
+        }
+    });
 }
 
+/// - dl_x  out, overwritten  `[rows, n_in]`
+#[allow(clippy::too_many_arguments)]
 fn layer_backward(
+    dl_x: &mut [f64],
     grad: &mut [f64],
+    first: usize,
     layer: &LayerTrace,
     shape: &LayerShape,
     params: &[f64],
     rows: usize,
     dl_y: &[f64],
-) -> Vec<f64> {
+) {
     let (n_in, n) = (shape.n_in, shape.n_out);
-    let mut dl_z = vec![0.0; rows * n];
-    for r in 0..rows {
-        for o in 0..n {
-            let p = r * n + o;
-            let scale = shape.idt.map_or(1.0, |t| params[t + o]);
-            dl_z[p] = dl_y[p] * scale * layer.d[p];
-            if let Some(t) = shape.idt {
-                grad[t + o] += dl_y[p] * layer.f[p];
-            }
-            if let Some(b) = shape.b {
-                grad[b + o] += dl_z[p];
+    scratch(rows * n + n_in * n, |buffers: &mut [f64]| {
+        let (dl_z, w_t) = buffers.split_at_mut(rows * n);
+        for r in 0..rows {
+            for o in 0..n {
+                let p = r * n + o;
+                let scale = shape.idt.map_or(1.0, |t| params[t + o]);
+                dl_z[p] = dl_y[p] * scale * layer.d[p];
+                if let Some(t) = shape.idt {
+                    grad[t + o - first] += dl_y[p] * layer.f[p];
+                }
+                if let Some(b) = shape.b {
+                    grad[b + o - first] += dl_z[p];
+                }
             }
         }
-    }
-    let x_t = Strided { data: &layer.x, row: 1, col: n_in };
-    product(&mut grad[shape.w_range()], n, Accumulate::Add, x_t, &dl_z, n, n_in, n, rows);
-    let mut w_t = vec![0.0; n_in * n];
-    super::dense::transpose(&mut w_t, &params[shape.w_range()], n_in, n);
-    let mut dl_x = vec![0.0; rows * n_in];
-    let a = Strided { data: &dl_z, row: n, col: 1 };
-    product(&mut dl_x, n_in, Accumulate::Overwrite, a, &w_t, n_in, rows, n_in, n);
+        let x_t = Strided { data: &layer.x, row: 1, col: n_in };
+        let w = shape.w_range();
+        let grad_w = &mut grad[w.start - first..w.end - first];
+        product(grad_w, n, Accumulate::Add, x_t, dl_z, n, n_in, n, rows);
+        super::dense::transpose(w_t, &params[w], n_in, n);
+        let a = Strided { data: dl_z, row: n, col: 1 };
+        product(dl_x, n_in, Accumulate::Overwrite, a, w_t, n_in, rows, n_in, n);
+    });
     if shape.shortcut != Shortcut::None {
         for r in 0..rows {
             for o in 0..n {
@@ -104,5 +136,4 @@ fn layer_backward(
             }
         }
     }
-    dl_x
 }

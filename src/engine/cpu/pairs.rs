@@ -5,6 +5,7 @@
 //! of Q. Rows and forces are made for a chunk of pairs at once, a neighbour in each lane; sums over pairs have a term in
 //! each lane (`walk.rs`).
 
+use super::evaluate::evaluate;
 use super::real::Real;
 use super::simd::multiversion;
 use super::walk::Terms;
@@ -100,11 +101,11 @@ multiversion! {
     /// Q of one atom and one neighbour type.
     ///
     /// - out     overwritten  `out[c * stride + k]`
+    /// - walk    working memory
     /// - pairs   `start .. start + n` of the columns of distance vectors
-    pub fn features<T: Real>(out: &mut [T], stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
+    pub fn features<T: Real>(out: &mut [T], walk: &mut Terms<T>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
         let width = T::lanes();
-        let mut walk = Terms::default();
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
@@ -123,10 +124,9 @@ multiversion! {
     /// The change of Q of one atom and one neighbour type when the distance vectors move along `d_dot`.
     ///
     /// `d_dot[k][p - first]` belongs to pair p.
-    pub fn features_tangent<T: Real>(out: &mut [T], stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
+    pub fn features_tangent<T: Real>(out: &mut [T], walk: &mut Terms<T>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
         let width = T::lanes();
-        let mut walk = Terms::default();
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
@@ -154,42 +154,46 @@ multiversion! {
 }
 
 multiversion! {
+    /// The coefficients of P_c and of their derivatives, both in T_k: `out[8 k + c]` and `out[8 k + 4 + c]`.
+    ///
+    /// With `P = sum_k e_k T_k`, the derivative has f_{k-1} = f_{k+1} + 2 k e_k, and half of that for k = 1.
+    pub fn with_derivatives<T: Real>(out: &mut [T], de_q: &[T], stride: usize, terms: usize) {
+        let e: [&[T]; 4] = std::array::from_fn(|c| &de_q[c * stride..c * stride + terms]);
+        let out = &mut out[..8 * terms];
+        let (mut f, mut f_next) = ([T::ZERO; 4], [T::ZERO; 4]);
+        let mut twice_k = T::from_f64(2.0 * terms as f64);
+        for k in (0..terms).rev() {
+            let row = &mut out[8 * k..8 * k + 8];
+            let half = if k == 0 { T::from_f64(0.5) } else { T::ONE };
+            twice_k -= T::ONE + T::ONE;
+            for c in 0..4 {
+                row[c] = e[c][k];
+                row[4 + c] = f[c] * half;
+                // f_{k-1}, from f_{k+1}
+                let before = twice_k.fma(e[c][k], f_next[c]);
+                f_next[c] = f[c];
+                f[c] = before;
+            }
+        }
+    }
+}
+
+multiversion! {
     /// dE/dd of the pairs of one atom and one neighbour type.
     ///
-    /// - de_d   out, overwritten for the pairs at hand
-    /// - de_q   `de_q[c * stride + k]` = dE/dQ[c, k]
-    pub fn forces<T: Real>(de_d: [&mut [T]; 3], de_q: &[T], stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
+    /// - de_d     out, overwritten for the pairs at hand
+    /// - series   dE/dQ as [`with_derivatives`] arranges it, `[terms, 8]`
+    pub fn forces<T: Real>(de_d: [&mut [T]; 3], series: &[T], terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
         let [de_x, de_y, de_z] = de_d;
-        let de_q: [&[T]; 4] = std::array::from_fn(|c| &de_q[c * stride..c * stride + terms]);
+        let series = &series[..8 * terms];
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
             let x = argument(&s, scale);
-            let mut value = [[T::ZERO; CHUNK]; 4];
-            let mut slope = [[T::ZERO; CHUNK]; 4];
-            let (mut t, mut t_old) = ([T::ONE; CHUNK], x);
-            let (mut u, mut u_old) = ([T::ZERO; CHUNK], [-T::ONE; CHUNK]);
-            let mut k_number = T::ZERO;
-            for k in 0..terms {
-                for c in 0..4 {
-                    let (e, ke) = (de_q[c][k], k_number * de_q[c][k]);
-                    for l in 0..CHUNK {
-                        value[c][l] = t[l].fma(e, value[c][l]);
-                        slope[c][l] = u[l].fma(ke, slope[c][l]);
-                    }
-                }
-                for l in 0..CHUNK {
-                    let two_x = x[l] + x[l];
-                    let next = two_x.fma(t[l], -t_old[l]);
-                    t_old[l] = t[l];
-                    t[l] = next;
-                    let next = two_x.fma(u[l], -u_old[l]);
-                    u_old[l] = u[l];
-                    u[l] = next;
-                }
-                k_number += T::ONE;
-            }
+            let mut sums = [[T::ZERO; CHUNK]; 8];
+            evaluate(&mut sums, series, &x);
+            let [value, slope]: [[Lanes<T>; 4]; 2] = [[sums[0], sums[1], sums[2], sums[3]], [sums[4], sums[5], sums[6], sums[7]]];
             let mut out = [[T::ZERO; CHUNK]; 3];
             for l in 0..CHUNK {
                 let turn = slope[0][l] * s[l] + q[l] * (slope[1][l] * d[0][l] + slope[2][l] * d[1][l] + slope[3][l] * d[2][l]);

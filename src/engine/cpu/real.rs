@@ -1,6 +1,7 @@
 //! The two number types of the CPU engine.
 
 use super::dense::{self, Raw, Turn};
+use super::evaluate::{self, Evaluate};
 use super::pool::{Parts, Pool};
 use super::walk::{self, Walk};
 use std::iter::Sum;
@@ -60,6 +61,11 @@ pub trait Real:
     /// # Safety
     /// `raw` must come from there.
     unsafe fn walk_kernel(raw: Walk<Self>);
+    /// Runs the kernel of [`evaluate`].
+    ///
+    /// # Safety
+    /// `raw` must come from there.
+    unsafe fn evaluate_kernel(raw: Evaluate<Self>);
 }
 
 impl Real for f64 {
@@ -139,6 +145,9 @@ impl Real for f64 {
     unsafe fn walk_kernel(raw: Walk<f64>) {
         unsafe { walk::dispatch_f64(raw) }
     }
+    unsafe fn evaluate_kernel(raw: Evaluate<f64>) {
+        unsafe { evaluate::dispatch_f64(raw) }
+    }
 }
 
 impl Real for f32 {
@@ -205,6 +214,9 @@ impl Real for f32 {
     }
     unsafe fn walk_kernel(raw: Walk<f32>) {
         unsafe { walk::dispatch_f32(raw) }
+    }
+    unsafe fn evaluate_kernel(raw: Evaluate<f32>) {
+        unsafe { evaluate::dispatch_f32(raw) }
     }
 }
 

@@ -46,11 +46,11 @@ impl Vacuum {
     /// Adds dL/dparams; `dl_e[c]` is dL/denergy of each atom of type c.
     pub fn backward_add(&self, grad: &mut [f64], model: &Dp, params: &[f64], dl_e: &[Vec<f64>]) {
         for center in (0..model.n_types()).filter(|&c| model.removes_vacuum(c) && !dl_e[c].is_empty()) {
-            let dl_y = match model.n_extra() {
+            let dl_y: Vec<f64> = match model.n_extra() {
                 0 => vec![-dl_e[center].iter().sum::<f64>()],
                 _ => dl_e[center].iter().map(|x| -x).collect(),
             };
-            net::backward_add(grad, &self.traces[center], &model.fitting[center], params, dl_y);
+            net::backward_add(grad, 0, &self.traces[center], &model.fitting[center], params, &dl_y);
         }
     }
 }

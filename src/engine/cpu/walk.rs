@@ -1,8 +1,8 @@
 //! Sums over the pairs of an atom with one Chebyshev term in each lane.
 //!
 //! `sum[c, k] += a_j[c] T_k(x_j) + b_j[c] T_k'(x_j)`. The sums stay in registers while the pairs go by; a vector of
-//! terms leads to the next one by `T_{k+W} = 2 T_W T_k - T_{k-W}`, where W is the width of a vector. The same rule holds
-//! for U, and T_k' = k U_{k-1}.
+//! terms leads to the next one by `T_{k+W} = 2 T_W T_k - T_{k-W}`, where W is the width of a vector, and one of slopes by
+//! the derivative of that.
 
 use super::pairs::CHUNK;
 use super::real::Real;
@@ -17,7 +17,7 @@ pub const WIDEST: usize = 16;
 pub struct Terms<T> {
     /// Two vectors for each pair: T_0 .. T_{W-1}, and those before, T_{-W} .. T_{-1} = T_W .. T_1.
     t: [T; 2 * WIDEST * CHUNK],
-    /// The same of U_{k-1}: U_{-1} = 0 .. U_{W-2}, and -U_{W-1} .. -U_0.
+    /// The same of the slopes T_k'.
     u: [T; 2 * WIDEST * CHUNK],
     /// Factors of T_k and of T_k', for the four components of a row.
     pub a: [[T; 4]; CHUNK],
@@ -36,34 +36,23 @@ impl<T: Real> Terms<T> {
     #[inline(always)]
     pub fn start(&mut self, x: &[T; CHUNK], width: usize, with_slopes: bool) {
         let (mut now, mut old) = ([T::ONE; CHUNK], *x);
+        // T_0' and T_{-1}'
+        let (mut slope, mut slope_old) = ([T::ZERO; CHUNK], [T::ONE; CHUNK]);
         for k in 0..=width {
-            for l in 0..CHUNK {
-                let pair = &mut self.t[l * 2 * width..(l + 1) * 2 * width];
-                if k < width {
-                    pair[k] = now[l];
-                }
-                if k > 0 {
-                    pair[2 * width - k] = now[l];
+            deal(&mut self.t, &now, k, width);
+            if with_slopes {
+                deal(&mut self.u, &slope, k, width);
+                for l in 0..CHUNK {
+                    let next = (x[l] + x[l]).fma(slope[l], (now[l] + now[l]) - slope_old[l]);
+                    slope_old[l] = slope[l];
+                    slope[l] = next;
                 }
             }
-            step(&mut now, &mut old, x);
-        }
-        if !with_slopes {
-            return;
-        }
-        // U_{-1} and U_{-2}
-        let (mut now, mut old) = ([T::ZERO; CHUNK], [-T::ONE; CHUNK]);
-        for k in 0..=width {
             for l in 0..CHUNK {
-                let pair = &mut self.u[l * 2 * width..(l + 1) * 2 * width];
-                if k < width {
-                    pair[k] = now[l];
-                }
-                if k > 0 {
-                    pair[2 * width - k] = -now[l];
-                }
+                let next = (x[l] + x[l]).fma(now[l], -old[l]);
+                old[l] = now[l];
+                now[l] = next;
             }
-            step(&mut now, &mut old, x);
         }
     }
 
@@ -79,13 +68,17 @@ impl<T: Real> Terms<T> {
     }
 }
 
-/// The next term of a recurrence.
+/// Puts term `k` of all pairs in its places: as term k and as term -k.
 #[inline(always)]
-fn step<T: Real>(now: &mut [T; CHUNK], old: &mut [T; CHUNK], x: &[T; CHUNK]) {
+fn deal<T: Real>(out: &mut [T; 2 * WIDEST * CHUNK], term: &[T; CHUNK], k: usize, width: usize) {
     for l in 0..CHUNK {
-        let next = (x[l] + x[l]).fma(now[l], -old[l]);
-        old[l] = now[l];
-        now[l] = next;
+        let pair = &mut out[l * 2 * width..(l + 1) * 2 * width];
+        if k < width {
+            pair[k] = term[l];
+        }
+        if k > 0 {
+            pair[2 * width - k] = term[l];
+        }
     }
 }
 
@@ -151,20 +144,28 @@ unsafe fn run<T: Real, S: Simd<T = T>>(raw: Walk<T>) {
     unsafe { if raw.with_slopes { blocks::<T, S, true>(raw) } else { blocks::<T, S, false>(raw) } }
 }
 
-/// Some vectors of terms at a time, so that their sums fit into the registers.
+/// Some vectors of terms at a time, so that their sums fit into the registers: 32 of 512 bits, 16 otherwise.
 #[inline(always)]
 unsafe fn blocks<T: Real, S: Simd<T = T>, const SLOPES: bool>(raw: Walk<T>) {
     let n_blocks = raw.terms.div_ceil(S::LANES);
+    let most = match (size_of::<S::V>() < 64, SLOPES) {
+        (true, _) => 3,
+        (false, true) => 4,
+        (false, false) => 6,
+    };
     let mut first = 0;
     while first < n_blocks {
         unsafe {
-            match n_blocks - first {
+            match (n_blocks - first).min(most) {
                 1 => pass::<T, S, 1, SLOPES>(raw, first),
                 2 => pass::<T, S, 2, SLOPES>(raw, first),
-                _ => pass::<T, S, 3, SLOPES>(raw, first),
+                3 => pass::<T, S, 3, SLOPES>(raw, first),
+                4 => pass::<T, S, 4, SLOPES>(raw, first),
+                5 => pass::<T, S, 5, SLOPES>(raw, first),
+                _ => pass::<T, S, 6, SLOPES>(raw, first),
             }
         }
-        first += 3;
+        first += most;
     }
 }
 
@@ -175,43 +176,33 @@ unsafe fn pass<T: Real, S: Simd<T = T>, const NB: usize, const SLOPES: bool>(raw
         let zero = S::splat(T::ZERO);
         let width = S::LANES;
         let mut sum = [[zero; 4]; NB];
-        // The order of every vector: k, k + 1, ...
-        let mut order = [zero; NB];
-        if SLOPES {
-            for (m, order) in order.iter_mut().enumerate() {
-                let mut k = [T::ZERO; WIDEST];
-                for (l, k) in k.iter_mut().enumerate() {
-                    *k = T::from_f64(((first + m) * width + l) as f64);
-                }
-                *order = S::load(k.as_ptr());
-            }
-        }
         for p in 0..raw.n {
             let t = raw.t.add(p * 2 * width);
             let u = raw.u.add(p * 2 * width);
-            let turn = *t.add(width);
-            let turn = S::splat(turn + turn);
+            let twice = |x: T| S::splat(x + x);
+            let (turn, turn_slope) = (twice(*t.add(width)), if SLOPES { twice(*u.add(width)) } else { zero });
             let (mut now, mut old) = (S::load(t), S::load(t.add(width)));
             let (mut slope, mut slope_old) =
                 if SLOPES { (S::load(u), S::load(u.add(width))) } else { (zero, zero) };
+            let next_slope =
+                |now, slope, slope_old| S::mul_add(turn_slope, now, S::mul_sub(turn, slope, slope_old));
             for _ in 0..first {
-                (now, old) = (S::mul_sub(turn, now, old), now);
                 if SLOPES {
-                    (slope, slope_old) = (S::mul_sub(turn, slope, slope_old), slope);
+                    (slope, slope_old) = (next_slope(now, slope, slope_old), slope);
                 }
+                (now, old) = (S::mul_sub(turn, now, old), now);
             }
             for m in 0..NB {
                 for c in 0..4 {
                     sum[m][c] = S::mul_add(S::splat(*raw.a.add(4 * p + c)), now, sum[m][c]);
                 }
-                (now, old) = (S::mul_sub(turn, now, old), now);
                 if SLOPES {
-                    let scaled = S::mul_add(order[m], slope, zero);
                     for c in 0..4 {
-                        sum[m][c] = S::mul_add(S::splat(*raw.b.add(4 * p + c)), scaled, sum[m][c]);
+                        sum[m][c] = S::mul_add(S::splat(*raw.b.add(4 * p + c)), slope, sum[m][c]);
                     }
-                    (slope, slope_old) = (S::mul_sub(turn, slope, slope_old), slope);
+                    (slope, slope_old) = (next_slope(now, slope, slope_old), slope);
                 }
+                (now, old) = (S::mul_sub(turn, now, old), now);
             }
         }
         for (m, sum) in sum.iter().enumerate() {
@@ -265,7 +256,7 @@ mod tests {
 
     #[test]
     fn sums_agree_with_cosines_for_every_number_of_terms_and_pairs() {
-        for terms in [16, 24, 40, 48, 64] {
+        for terms in [16, 24, 40, 48, 64, 88, 112] {
             for n in [0, 1, 7, CHUNK] {
                 check::<f64>(terms, n, 1e-13);
                 check::<f32>(terms, n, 1e-5);

@@ -8,7 +8,7 @@ use crate::sample::Prepared;
 use std::sync::Arc;
 
 /// The geometry of a frame, in file order of its atoms.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Geometry {
     /// `[n_atoms]`, -1 for virtual atoms.
     pub types: Arc<[i32]>,
@@ -29,6 +29,13 @@ pub struct Geometry {
 impl Geometry {
     /// Lists the neighbours of a frame for a model.
     pub fn new(model: &Dp, frame: &Frame) -> Result<Self> {
+        let mut geometry = Geometry::default();
+        geometry.fill(model, frame)?;
+        Ok(geometry)
+    }
+
+    /// As [`Geometry::new`], in the memory of an earlier frame.
+    pub fn fill(&mut self, model: &Dp, frame: &Frame) -> Result<()> {
         let n_types = model.n_types();
         let list = NeighborList::new(frame, model.descriptor().rcut, n_types, Some(model.sel()))?;
         if model.descriptor().env_protection == 0.0 {
@@ -37,31 +44,36 @@ impl Geometry {
         let excluded = |a: usize, b: usize| {
             model.descriptor().exclude_types.iter().any(|&(x, y)| (x, y) == (a, b) || (y, x) == (a, b))
         };
-        let n = list.n_pairs();
-        let mut geometry = Geometry {
-            types: frame.types.clone(),
-            start: vec![0],
-            j: Vec::with_capacity(n),
-            d: Vec::with_capacity(n),
-            r: Vec::with_capacity(n),
-            padding: Vec::with_capacity(frame.n_atoms() * n_types),
-            extra: extra_inputs(model, frame),
-        };
+        self.clear(list.n_pairs(), frame.n_atoms() * n_types);
+        self.types = frame.types.clone();
+        extra_inputs(&mut self.extra, model, frame);
         for i in 0..frame.n_atoms() {
             for t in 0..n_types {
-                let found = list.of(i, t);
                 let center = frame.types[i];
                 // An excluded neighbour keeps its slot and contributes nothing, not even the row of an empty slot.
+                self.padding.push((model.sel()[t] - list.count(i, t)) as u32);
                 if center >= 0 && !excluded(center as usize, t) {
-                    geometry.j.extend(found.iter().map(|n| n.j));
-                    geometry.d.extend(found.iter().map(|n| n.d));
-                    geometry.r.extend(found.iter().map(|n| n.r));
+                    list.columns(i, t, &mut self.j, &mut self.d, &mut self.r);
                 }
-                geometry.padding.push((model.sel()[t] - found.len()) as u32);
-                geometry.start.push(geometry.j.len() as u32);
+                self.start.push(self.j.len() as u32);
             }
         }
-        Ok(geometry)
+        Ok(())
+    }
+
+    /// Empties everything and makes room for so many pairs and (centre, type)s.
+    fn clear(&mut self, n_pairs: usize, n_groups: usize) {
+        self.j.clear();
+        self.d.clear();
+        self.r.clear();
+        self.padding.clear();
+        self.start.clear();
+        self.j.reserve(n_pairs);
+        self.d.reserve(n_pairs);
+        self.r.reserve(n_pairs);
+        self.padding.reserve(n_groups);
+        self.start.reserve(n_groups + 1);
+        self.start.push(0);
     }
 
     pub fn n_atoms(&self) -> usize {
@@ -85,10 +97,10 @@ impl Prepared for Geometry {
 }
 
 /// `[n_atoms, numb_fparam + numb_aparam]`, shifted and scaled by the statistics.
-fn extra_inputs(model: &Dp, frame: &Frame) -> Vec<f64> {
+fn extra_inputs(extra: &mut Vec<f64>, model: &Dp, frame: &Frame) {
     let fit = &model.options.fitting;
     let stats = &model.stats;
-    let mut extra = Vec::with_capacity(frame.n_atoms() * model.n_extra());
+    extra.clear();
     for i in 0..frame.n_atoms() {
         for k in 0..fit.numb_fparam {
             extra.push((frame.fparam[k] - stats.fparam_avg[k]) * stats.fparam_inv_std[k]);
@@ -98,5 +110,4 @@ fn extra_inputs(model: &Dp, frame: &Frame) -> Vec<f64> {
             extra.push((x - stats.aparam_avg[k]) * stats.aparam_inv_std[k]);
         }
     }
-    extra
 }

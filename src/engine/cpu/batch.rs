@@ -1,0 +1,170 @@
+//! A batch as the passes of the engine see it.
+//!
+//! Atoms of a batch are rows, grouped by type and, within a type, by frame: a segment is the atoms of one type in
+//! one frame. A block is up to [`ATOMS`] rows of a segment, the unit of work of a thread.
+
+use super::Seeds;
+use super::chebyshev::Plan;
+use super::direct::Atom;
+use super::frame::CpuFrame;
+use super::real::Real;
+use crate::model::dp::Dp;
+use std::ops::Range;
+
+/// Rows of one block. Fixed, so that results do not depend on the number of threads.
+pub const ATOMS: usize = 16;
+
+/// The atoms of one type in one frame, or some of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    pub center: usize,
+    pub frame: usize,
+    /// First row in the batch and in the frame.
+    pub row: usize,
+    pub local: usize,
+    pub n: usize,
+}
+
+/// How the rows of a batch are arranged. Its memory is used again for the next batch.
+#[derive(Default)]
+pub struct Layout {
+    pub segments: Vec<Segment>,
+    pub blocks: Vec<Segment>,
+    /// Whether the series holds for each frame; where not, the net itself is used.
+    pub by_series: Vec<bool>,
+    /// First pair, and first atom (in file order), of each frame; and the end.
+    pub first_pair: Vec<usize>,
+    pub first_atom: Vec<usize>,
+    /// First row of each type, and the end.
+    pub group_rows: Vec<usize>,
+    /// Atoms of each type.
+    pub group_sizes: Vec<usize>,
+    /// Ranges of atoms, in file order, of each frame.
+    pub atom_ranges: Vec<(usize, Range<usize>)>,
+}
+
+/// Overwrites `sums` with 0, the first size, the first two together, ...
+fn running_sum(sums: &mut Vec<usize>, sizes: impl Iterator<Item = usize>) {
+    sums.clear();
+    sums.push(0);
+    for n in sizes {
+        sums.push(sums[sums.len() - 1] + n);
+    }
+}
+
+impl Layout {
+    /// Arranges a batch.
+    pub fn arrange<T: Real>(&mut self, model: &Dp, frames: &[&CpuFrame<T>], plan: Option<&Plan>) {
+        self.cut(model, frames);
+        self.by_series.clear();
+        self.by_series.extend(frames.iter().map(|frame| plan.is_some_and(|plan| frame.covered_by(plan))));
+        running_sum(&mut self.first_pair, frames.iter().map(|f| f.j.len()));
+        running_sum(&mut self.first_atom, frames.iter().map(|f| f.n_atoms));
+        running_sum(&mut self.group_rows, self.group_sizes.iter().copied());
+        self.atom_ranges.clear();
+        for (f, frame) in frames.iter().enumerate() {
+            for i in (0..frame.n_atoms).step_by(4 * ATOMS) {
+                self.atom_ranges.push((f, i..(i + 4 * ATOMS).min(frame.n_atoms)));
+            }
+        }
+    }
+
+    /// Cuts the rows into segments, and these into blocks.
+    fn cut<T: Real>(&mut self, model: &Dp, frames: &[&CpuFrame<T>]) {
+        self.segments.clear();
+        self.blocks.clear();
+        self.group_sizes.clear();
+        let mut row = 0;
+        for center in 0..model.n_types() {
+            let first = row;
+            for (f, frame) in frames.iter().enumerate() {
+                let (local, n) = (frame.block[center], frame.block[center + 1] - frame.block[center]);
+                if n == 0 {
+                    continue;
+                }
+                let segment = Segment { center, frame: f, row, local, n };
+                self.segments.push(segment);
+                self.blocks.extend((0..n).step_by(ATOMS).map(|k| Segment {
+                    row: row + k,
+                    local: local + k,
+                    n: ATOMS.min(n - k),
+                    ..segment
+                }));
+                row += n;
+            }
+            self.group_sizes.push(row - first);
+        }
+    }
+}
+
+/// A batch with what the passes need of model and parameters.
+pub struct Batch<'a, T> {
+    pub model: &'a Dp,
+    pub params: &'a [f64],
+    pub frames: &'a [&'a CpuFrame<T>],
+    pub plan: Option<&'a Plan>,
+    pub layout: &'a Layout,
+}
+
+impl<T: Real> Batch<'_, T> {
+    /// dL/denergy of every atom, by type.
+    pub fn energy_seeds(&self, out: &mut Vec<Vec<f64>>, seeds: &Seeds) {
+        out.resize(self.model.n_types(), Vec::new());
+        out.iter_mut().for_each(Vec::clear);
+        for s in &self.layout.segments {
+            for r in s.local..s.local + s.n {
+                let atom = self.layout.first_atom[s.frame] + self.frames[s.frame].order[r] as usize;
+                out[s.center].push(seeds.dl_energy[s.frame] + seeds.dl_atom_energy[atom]);
+            }
+        }
+    }
+
+    /// Inputs of the fitting nets beside the descriptor, by type.
+    pub fn extra_inputs(&self, out: &mut Vec<Vec<f64>>) {
+        let n_extra = self.model.n_extra();
+        out.resize(self.model.n_types(), Vec::new());
+        out.iter_mut().for_each(Vec::clear);
+        for s in &self.layout.segments {
+            let rows = &self.frames[s.frame].extra[s.local * n_extra..(s.local + s.n) * n_extra];
+            out[s.center].extend(rows.iter().map(|x| x.to_f64()));
+        }
+    }
+
+    /// Row `k` of a block as an atom, for the direct path.
+    pub fn atom(&self, block: &Segment, k: usize) -> Atom<'_, T> {
+        Atom {
+            model: self.model,
+            params: self.params,
+            frame: self.frames[block.frame],
+            row: block.local + k,
+            center: block.center,
+        }
+    }
+
+    /// The pairs of all atoms of a block, by their place in the frame.
+    pub fn pairs(&self, block: &Segment) -> Range<usize> {
+        let (frame, n_types) = (self.frames[block.frame], self.model.n_types());
+        frame.pairs(block.local, 0, n_types).start
+            ..frame.pairs(block.local + block.n - 1, n_types - 1, n_types).end
+    }
+
+    /// Place of a block among the rows of its type.
+    pub fn place(&self, block: &Segment) -> usize {
+        block.row - self.layout.group_rows[block.center]
+    }
+
+    /// The series of a block; `None` where the net itself is used.
+    pub fn plan_of(&self, block: &Segment) -> Option<&Plan> {
+        self.plan.filter(|_| self.layout.by_series[block.frame])
+    }
+
+    /// Columns of Q: neighbour types times terms.
+    pub fn n_terms(&self) -> usize {
+        self.plan.map_or(0, |plan| plan.terms * self.model.n_types())
+    }
+
+    /// Index of the stacked coefficients for a centre type.
+    pub fn stack(&self, center: usize) -> usize {
+        if self.model.descriptor().type_one_side { 0 } else { center }
+    }
+}

@@ -1,0 +1,132 @@
+//! Four series and their derivatives at a chunk of arguments, with an argument in each lane.
+
+use super::pairs::CHUNK;
+use super::real::Real;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
+use super::simd::{Isa, Portable, Simd, isa};
+
+/// `out[c][l] = sum_k series[8 k + c] T_k(x[l])`.
+#[inline(always)]
+pub fn evaluate<T: Real>(out: &mut [[T; CHUNK]; 8], series: &[T], x: &[T; CHUNK]) {
+    let (out, terms) = (out.as_mut_ptr().cast(), series.len() / 8);
+    // SAFETY: the arrays have these sizes, and a chunk is a whole number of vectors of every width.
+    unsafe { T::evaluate_kernel(Evaluate { out, series: series.as_ptr(), terms, x: x.as_ptr() }) }
+}
+
+/// The arguments of the kernel.
+#[derive(Clone, Copy)]
+pub struct Evaluate<T> {
+    out: *mut T,
+    series: *const T,
+    terms: usize,
+    x: *const T,
+}
+
+macro_rules! dispatch {
+    ($t:ty, $dispatch:ident) => {
+        /// Calls the kernel of the best instruction set.
+        ///
+        /// # Safety
+        /// `raw` must come from [`evaluate`].
+        pub(super) unsafe fn $dispatch(raw: Evaluate<$t>) {
+            match isa() {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => unsafe { run_avx512::<$t, Avx512<$t>>(raw) },
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => unsafe { run_avx2::<$t, Avx2<$t>>(raw) },
+                _ => unsafe { run::<$t, Portable<$t>>(raw) },
+            }
+        }
+    };
+}
+dispatch!(f64, dispatch_f64);
+dispatch!(f32, dispatch_f32);
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
+unsafe fn run_avx512<T: Real, S: Simd<T = T>>(raw: Evaluate<T>) {
+    unsafe { run::<T, S>(raw) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn run_avx2<T: Real, S: Simd<T = T>>(raw: Evaluate<T>) {
+    unsafe { run::<T, S>(raw) }
+}
+
+/// Two vectors at a time where the sums of both fit into the registers.
+#[inline(always)]
+unsafe fn run<T: Real, S: Simd<T = T>>(raw: Evaluate<T>) {
+    let two = size_of::<S::V>() == 64 && CHUNK.is_multiple_of(2 * S::LANES);
+    let mut at = 0;
+    while at < CHUNK {
+        unsafe {
+            if two {
+                pass::<T, S, 2>(raw, at);
+            } else {
+                pass::<T, S, 1>(raw, at);
+            }
+        }
+        at += if two { 2 * S::LANES } else { S::LANES };
+    }
+}
+
+/// `NV` vectors of arguments from `at` on.
+#[inline(always)]
+unsafe fn pass<T: Real, S: Simd<T = T>, const NV: usize>(raw: Evaluate<T>, at: usize) {
+    unsafe {
+        let zero = S::splat(T::ZERO);
+        let mut sums = [[zero; NV]; 8];
+        let (mut now, mut old, mut twice) = ([S::splat(T::ONE); NV], [zero; NV], [zero; NV]);
+        for v in 0..NV {
+            old[v] = S::load(raw.x.add(at + v * S::LANES));
+            twice[v] = S::add(old[v], old[v]);
+        }
+        for k in 0..raw.terms {
+            for c in 0..8 {
+                let e = S::splat(*raw.series.add(8 * k + c));
+                for v in 0..NV {
+                    sums[c][v] = S::mul_add(e, now[v], sums[c][v]);
+                }
+            }
+            for v in 0..NV {
+                (now[v], old[v]) = (S::mul_sub(twice[v], now[v], old[v]), now[v]);
+            }
+        }
+        for (c, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                S::store(raw.out.add(c * CHUNK + at + v * S::LANES), *sum);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<T: Real>(terms: usize, tolerance: f64) {
+        let x: [T; CHUNK] = std::array::from_fn(|l| T::from_f64((l as f64 * 0.83).sin()));
+        let series: Vec<T> = (0..8 * terms).map(|k| T::from_f64((k as f64 * 1.7).cos())).collect();
+        let mut out = [[T::ZERO; CHUNK]; 8];
+        evaluate(&mut out, &series, &x);
+        for c in 0..8 {
+            for l in 0..CHUNK {
+                let angle = x[l].to_f64().acos();
+                let want: f64 =
+                    (0..terms).map(|k| series[8 * k + c].to_f64() * (k as f64 * angle).cos()).sum();
+                let got = out[c][l].to_f64();
+                assert!((got - want).abs() < tolerance * terms as f64, "{terms} {c} {l}: {got} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_agree_with_cosines_for_every_number_of_terms() {
+        for terms in [1, 2, 16, 24, 88, 192] {
+            check::<f64>(terms, 1e-13);
+            check::<f32>(terms, 2e-5);
+        }
+    }
+}
