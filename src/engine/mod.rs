@@ -14,6 +14,7 @@ pub mod choice;
 use crate::Result;
 use crate::data::Frame;
 use crate::sample::Prepared;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What a model says about a batch. Atoms are concatenated over frames, in file order.
@@ -83,4 +84,23 @@ pub trait Engine: Send {
 
     /// Second pass: overwrites `grad` with dL/dparams. Must follow `evaluate` of the same batch and parameters.
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&Self::Prepared], seeds: &Seeds);
+
+    /// As [`Engine::backward`] for the parameters whose range is returned; the gradient of all others is then given out by
+    /// [`Engine::hand_out`]. `None`: the engine has no such way, and did nothing.
+    fn backward_but_pieces(
+        &mut self,
+        _grad: &mut [f64],
+        _params: &[f64],
+        _batch: &[&Self::Prepared],
+        _seeds: &Seeds,
+    ) -> Option<Range<usize>> {
+        None
+    }
+
+    /// Calls `take(first parameter, gradient)` for pieces of the gradient, each once, from all threads, while they are in
+    /// cache. The parameters themselves are not looked at any more, so that `take` may change them.
+    fn hand_out(&mut self, _take: Taker) {}
 }
+
+/// Takes a piece of a gradient: its first parameter, and the numbers.
+pub type Taker<'a> = &'a (dyn Fn(usize, &[f64]) + Sync);

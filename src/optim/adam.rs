@@ -94,6 +94,20 @@ impl Adam {
         norm
     }
 
+    /// Whether every parameter is trained.
+    pub fn trains_all(&self) -> bool {
+        self.chunks.iter().map(Range::len).sum::<usize>() == self.first_moment.len()
+    }
+
+    /// The update with a single gradient as it is, piece by piece: see [`Pieces::take`].
+    pub fn by_pieces<'a>(&'a mut self, params: &'a mut [f64], rate: f64, step: u64) -> Pieces<'a> {
+        assert_eq!(params.len(), self.first_moment.len(), "moments for every parameter");
+        let rule = Rule::new(&self.options, rate, step);
+        let [params, first, second] =
+            [params, &mut self.first_moment, &mut self.second_moment].map(Parts::new);
+        Pieces { rule, params, first, second, borrowed: std::marker::PhantomData }
+    }
+
     /// The norm of a vector, in blocks, so that small elements are not lost beside a large running sum.
     fn norm(&mut self, x: &[f64]) -> f64 {
         self.squares.resize(x.len().div_ceil(CHUNK), 0.0);
@@ -104,6 +118,28 @@ impl Adam {
             unsafe { squares.part(k, 1)[0] = sum };
         });
         self.squares.iter().sum::<f64>().sqrt()
+    }
+}
+
+/// An update that is done piece by piece, each while its gradient is still in the cache of a thread.
+pub struct Pieces<'a> {
+    rule: Rule,
+    params: Parts<f64>,
+    first: Parts<f64>,
+    second: Parts<f64>,
+    borrowed: std::marker::PhantomData<&'a mut f64>,
+}
+
+impl Pieces<'_> {
+    /// Updates the parameters from `start` on.
+    ///
+    /// # Safety
+    /// No two pieces may overlap.
+    pub unsafe fn take(&self, start: usize, grad: &[f64]) {
+        let [p, m, v] =
+            // SAFETY: pieces are disjoint by the caller's promise.
+            [&self.params, &self.first, &self.second].map(|x| unsafe { x.part(start, grad.len()) });
+        update(p, grad, m, v, self.rule);
     }
 }
 

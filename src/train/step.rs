@@ -46,6 +46,9 @@ impl<E: Engine> Stepper<E> {
     ) -> Result<StepReport> {
         let Turn { step, rate, stop, wants_values } = *turn;
         let mut values = Vec::with_capacity(self.sum.draws);
+        // One gradient that nothing is done with but the update: the update is part of the pass that makes it.
+        let alone = self.sum.draws == 1 && self.sum.exact.is_none() && team.size() == 1;
+        let at_once = alone && self.max_norm == 0.0 && !wants_values && self.adam.trains_all();
         for draw in 0..self.sum.draws {
             let batch = profiler.time(Phase::DataWait, || queue.next())?; // geometry was prepared on the queue's threads
             let prepared: Vec<&E::Prepared> = batch.frames.iter().map(|f| &f.prepared).collect();
@@ -58,6 +61,10 @@ impl<E: Engine> Stepper<E> {
                 bail!("the loss of step {} is {}: the parameters have diverged", step + 1, value.loss);
             }
             let span = profiler.span(Phase::Backward);
+            if at_once && self.backward_and_descend(&prepared, rate.scaled, step) {
+                values.push(value);
+                return Ok(StepReport { values, gradient_norm: f64::NAN, stop });
+            }
             self.engine.backward(self.sum.place(draw), &self.params, &prepared, &self.seeds); // dL/dparams
             self.sum.add(draw);
             drop(span);
@@ -76,6 +83,20 @@ impl<E: Engine> Stepper<E> {
         let stop = total.stop;
         drop(span);
         Ok(StepReport { values, gradient_norm, stop })
+    }
+
+    /// The second pass and the update in one, where the engine can: the same numbers, but the gradient need not go to memory
+    /// and back.
+    fn backward_and_descend(&mut self, prepared: &[&E::Prepared], rate: f64, step: u64) -> bool {
+        let grad = self.sum.place(0);
+        let ready = self.engine.backward_but_pieces(grad, &self.params, prepared, &self.seeds);
+        let Some(ready) = ready else { return false };
+        let pieces = self.adam.by_pieces(&mut self.params, rate, step);
+        // SAFETY: the engine gives out every piece once, and what is ready is not among them.
+        self.engine.hand_out(&|first, grad| unsafe { pieces.take(first, grad) });
+        // SAFETY: as above.
+        unsafe { pieces.take(ready.start, &grad[ready]) };
+        true
     }
 
     /// The loss of a batch, without a gradient.

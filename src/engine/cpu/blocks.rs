@@ -517,8 +517,7 @@ fn direct_gradient<T: Real>(pool: &Pool, grad: &mut [f64], batch: &Batch<T>, buf
     }
     let model = batch.model;
     let stride = 4 * model.n_embed();
-    // Embedding parameters come first in the flat vector.
-    let n_params = model.fitting[0].layers[0].w;
+    let n_params = model.fitting_params().start;
     let mut partial = vec![Vec::new(); blocks.len()];
     let parts = Parts::new(&mut partial);
     pool.run(blocks.len(), |b| {

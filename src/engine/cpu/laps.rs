@@ -18,16 +18,18 @@ pub enum Stage {
     /// Tangents of pairs, A and descriptor.
     Tangent,
     FittingTangent,
-    /// The reverse pass of the fitting nets: adjoints and weight gradients.
+    /// The reverse pass of the fitting nets: adjoints.
     FittingReverse,
     /// dL/dA.
     Adjoint,
     /// The gradient of the embedding nets.
     Embedding,
+    /// The gradient of the fitting nets, with the update where it is done piece by piece.
+    FittingGradient,
 }
 
 impl Stage {
-    pub const ALL: [Stage; 11] = [
+    pub const ALL: [Stage; 12] = [
         Stage::Series,
         Stage::Describe,
         Stage::FittingForward,
@@ -39,6 +41,7 @@ impl Stage {
         Stage::FittingReverse,
         Stage::Adjoint,
         Stage::Embedding,
+        Stage::FittingGradient,
     ];
 }
 

@@ -26,7 +26,7 @@ mod blocks;
 #[cfg(test)]
 mod tests;
 
-use super::{Engine, Prediction, Preparer, Seeds};
+use super::{Engine, Prediction, Preparer, Seeds, Taker};
 use crate::Result;
 use crate::model::dp::Dp;
 use batch::{Batch, Layout};
@@ -37,6 +37,7 @@ use frame::{CpuFrame, empty_slot};
 use laps::{Laps, Stage};
 use pool::Pool;
 use real::Real;
+use std::ops::Range;
 use std::sync::Arc;
 use vacuum::Vacuum;
 
@@ -197,6 +198,37 @@ impl<T: Real> Engine for CpuEngine<T> {
     }
 
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
+        self.second_pass(grad, params, batch, seeds);
+        let gradient = T::target(grad, &mut self.gradient);
+        self.fitting.gradient(&self.pool, gradient);
+        T::deliver(grad, &self.gradient, self.model.fitting_params().start, &self.pool);
+        self.vacuum.backward_add(grad, &self.model, params, &self.dl_e);
+        self.laps.lap(Stage::FittingGradient);
+    }
+
+    fn backward_but_pieces(
+        &mut self,
+        grad: &mut [f64],
+        params: &[f64],
+        batch: &[&CpuFrame<T>],
+        seeds: &Seeds,
+    ) -> Option<Range<usize>> {
+        if (0..self.model.n_types()).any(|c| self.model.removes_vacuum(c)) {
+            return None;
+        }
+        self.second_pass(grad, params, batch, seeds);
+        Some(0..self.model.fitting_params().start)
+    }
+
+    fn hand_out(&mut self, take: Taker) {
+        self.fitting.hand_out(&self.pool, take);
+        self.laps.lap(Stage::FittingGradient);
+    }
+}
+
+impl<T: Real> CpuEngine<T> {
+    /// The second pass without the gradient of the fitting nets.
+    fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
         self.laps.start();
         let plan = self.plan.clone();
         let weights = T::viewed(params, &self.weights);
@@ -207,10 +239,7 @@ impl<T: Real> Engine for CpuEngine<T> {
         batch.energy_seeds(&mut self.dl_e, seeds);
         self.fitting.tangent(&self.pool, weights, &self.dl_e);
         self.laps.lap(Stage::FittingTangent);
-        let gradient = T::target(grad, &mut self.gradient);
-        self.fitting.backward(&self.pool, gradient, weights);
-        T::deliver(grad, &self.gradient, &self.pool);
-        self.vacuum.backward_add(grad, &self.model, params, &self.dl_e);
+        self.fitting.backward(&self.pool, weights);
         self.laps.lap(Stage::FittingReverse);
         blocks::adjoint(&self.pool, &batch, &mut self.buffers, &self.fitting);
         self.laps.lap(Stage::Adjoint);

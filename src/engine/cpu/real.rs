@@ -42,8 +42,10 @@ pub trait Real:
     fn viewed<'a>(params: &'a [f64], buffer: &'a [Self]) -> &'a [Self];
     /// Where a gradient is computed: in place, or in the buffer.
     fn target<'a>(grad: &'a mut [f64], buffer: &'a mut Vec<Self>) -> &'a mut [Self];
-    /// Brings a gradient from the buffer to its place.
-    fn deliver(grad: &mut [f64], buffer: &[Self], pool: &Pool);
+    /// Brings a gradient, from parameter `first` on, from the buffer to its place.
+    fn deliver(grad: &mut [f64], buffer: &[Self], first: usize, pool: &Pool);
+    /// Numbers as float64: themselves, or cast into the buffer.
+    fn widen<'a>(x: &'a [Self], buffer: &'a mut [f64]) -> &'a [f64];
     /// Runs the matrix kernel.
     ///
     /// # Safety
@@ -132,7 +134,10 @@ impl Real for f64 {
     fn target<'a>(grad: &'a mut [f64], _: &'a mut Vec<f64>) -> &'a mut [f64] {
         grad
     }
-    fn deliver(_: &mut [f64], _: &[f64], _: &Pool) {}
+    fn deliver(_: &mut [f64], _: &[f64], _: usize, _: &Pool) {}
+    fn widen<'a>(x: &'a [f64], _: &'a mut [f64]) -> &'a [f64] {
+        x
+    }
     unsafe fn product_kernel(raw: Raw<f64>) {
         unsafe { dense::dispatch_f64(raw) }
     }
@@ -200,8 +205,14 @@ impl Real for f32 {
         buffer.resize(grad.len(), 0.0);
         buffer
     }
-    fn deliver(grad: &mut [f64], buffer: &[f32], pool: &Pool) {
-        cast(grad, buffer, pool);
+    fn deliver(grad: &mut [f64], buffer: &[f32], first: usize, pool: &Pool) {
+        cast(&mut grad[first..], &buffer[first..], pool);
+    }
+    fn widen<'a>(x: &'a [f32], buffer: &'a mut [f64]) -> &'a [f64] {
+        for (out, x) in buffer.iter_mut().zip(x) {
+            *out = f64::from(*x);
+        }
+        &buffer[..x.len()]
     }
     unsafe fn product_kernel(raw: Raw<f32>) {
         unsafe { dense::dispatch_f32(raw) }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::reference::ReferenceEngine;
-use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run};
+use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run, seeds};
 use crate::model::activation::Activation;
 use crate::model::dp::options::SeE2AOptions;
 
@@ -78,4 +78,35 @@ fn results_do_not_depend_on_the_number_of_threads() {
 fn energies_of_isolated_atoms_are_taken_off_as_the_reference_does() {
     let with_inputs = model_with(options(), |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
     compare_models::<f64>(with_inputs, SERIES, 2, 1e-9);
+}
+
+/// The gradient by [`Engine::backward`], and by pieces.
+fn gradients_both_ways<T: Real>(model: &Arc<Dp>, threads: usize) -> (Vec<f64>, Vec<f64>) {
+    let params = model.random_params(9);
+    let frames = [frame(23, 1), frame(17, 8)];
+    let mut engine = CpuEngine::<T>::new(model.clone(), threads, SERIES, None).unwrap();
+    let whole = run(&mut engine, &params, &frames).1;
+    let prepare = engine.preparer();
+    let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
+    let batch: Vec<_> = prepared.iter().collect();
+    let mut out = Prediction::default();
+    engine.evaluate(&mut out, &params, &batch);
+    let seeds = seeds(&out);
+    let mut grad = vec![f64::NAN; params.len()];
+    let ready = engine.backward_but_pieces(&mut grad, &params, &batch, &seeds).expect("it has pieces");
+    grad[ready.end..].fill(f64::NAN);
+    let pieces = pool::Parts::new(&mut grad);
+    // SAFETY: pieces are disjoint, which the test would show.
+    engine.hand_out(&|first, piece| unsafe { pieces.part(first, piece.len()) }.copy_from_slice(piece));
+    (whole, grad)
+}
+
+#[test]
+fn pieces_of_a_gradient_are_the_gradient_to_the_bit() {
+    for threads in [1, 3] {
+        let (whole, pieces) = gradients_both_ways::<f64>(&model(options()), threads);
+        assert_eq!(whole, pieces);
+        let (whole, pieces) = gradients_both_ways::<f32>(&model(options()), threads);
+        assert_eq!(whole, pieces);
+    }
 }

@@ -232,17 +232,22 @@ pub(crate) mod tests {
         let batch: Vec<_> = prepared.iter().collect();
         let mut out = Prediction::default();
         engine.evaluate(&mut out, params, &batch);
-        let coefficient = |k: usize| ((k as f64 + 1.0) * 0.731).sin();
-        let n = out.atom_energy.len();
-        let seeds = Seeds {
-            dl_energy: (0..frames.len()).map(coefficient).collect(),
-            dl_atom_energy: (0..n).map(coefficient).collect(),
-            dl_force: (0..3 * n).map(|k| 3.0 * coefficient(k)).collect(),
-            dl_virial: (0..frames.len()).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
-        };
+        let seeds = seeds(&out);
         let mut grad = vec![f64::NAN; params.len()];
         engine.backward(&mut grad, params, &batch, &seeds);
         (out, grad)
+    }
+
+    /// Seeds of any kind for a prediction.
+    pub fn seeds(out: &Prediction) -> Seeds {
+        let coefficient = |k: usize| ((k as f64 + 1.0) * 0.731).sin();
+        let (n_frames, n) = (out.energy.len(), out.atom_energy.len());
+        Seeds {
+            dl_energy: (0..n_frames).map(coefficient).collect(),
+            dl_atom_energy: (0..n).map(coefficient).collect(),
+            dl_force: (0..3 * n).map(|k| 3.0 * coefficient(k)).collect(),
+            dl_virial: (0..n_frames).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
+        }
     }
 
     /// The worst deviation relative to the largest value.

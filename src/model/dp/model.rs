@@ -109,6 +109,11 @@ impl Dp {
         given.iter().any(Option::is_some) && given.get(center).is_none_or(Option::is_some)
     }
 
+    /// The parameters of the fitting nets, which follow those of the embedding nets.
+    pub fn fitting_params(&self) -> std::ops::Range<usize> {
+        self.fitting[0].layers[0].w..self.table.len()
+    }
+
     /// Ranges of the flat vector that the optimiser trains.
     pub fn trainable(&self) -> Vec<std::ops::Range<usize>> {
         self.table.views().iter().filter(|view| view.trainable).map(|view| view.range()).collect()

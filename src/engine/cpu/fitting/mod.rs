@@ -13,6 +13,7 @@ use super::elementwise::{add, axpy, dot};
 use super::pool::{Field, Parts, Pool};
 use super::real::Real;
 use super::scratch::scratch;
+use crate::engine::Taker;
 use crate::model::activation::Activation;
 use crate::model::net::{LayerShape, NetShape, Shortcut};
 use fold::Fold;
@@ -348,8 +349,8 @@ impl<T: Real> Fitting<T> {
         }
     }
 
-    /// Second pass, reverse over (value, tangent): overwrites the fitting part of `grad` and gives dL/dinput.
-    pub fn backward(&mut self, pool: &Pool, grad: &mut [T], params: &[T]) {
+    /// Second pass, reverse over (value, tangent): dL/dinput, and all that the gradient is made of.
+    pub fn backward(&mut self, pool: &Pool, params: &[T]) {
         if self.n_hidden() == 0 {
             for (group, net) in self.groups.iter_mut().zip(&self.nets) {
                 let w = &params[net.layers[0].w_range()];
@@ -363,10 +364,66 @@ impl<T: Real> Fitting<T> {
             let tasks = &this.schedule.backward[l];
             pool.run(tasks.len(), |t| this.loss_task(tasks[t], l, params));
         }
-        let grad = Parts::new(grad);
+    }
+
+    /// After [`Fitting::backward`]: overwrites the fitting part of `grad`.
+    pub fn gradient(&mut self, pool: &Pool, grad: &mut [T]) {
+        let (this, grad) = (&*self, Parts::new(grad));
+        // SAFETY: every piece is given out once.
+        let take = |first: usize, piece: &[T]| {
+            unsafe { grad.part(first, piece.len()) }.copy_from_slice(piece);
+        };
         pool.run(this.schedule.gradient.len(), |j| match this.schedule.gradient[j] {
-            Job::Weights { group, layer, row, rows } => this.weight_gradient(&grad, group, layer, row, rows),
-            Job::Rest { group } => this.other_gradients(&grad, group),
+            Job::Weights { group, layer, row, rows } if row >= this.triangle(layer) => {
+                let shape = &this.nets[group].layers[layer];
+                let first = shape.w + this.unfolded(layer, row) * shape.n_out;
+                // SAFETY: each job writes its own rows of its own matrix.
+                let out = unsafe { grad.part(first, rows * shape.n_out) };
+                this.weight_gradient(out, group, layer, row);
+            }
+            job => this.piece(job, &take),
+        });
+    }
+
+    /// After [`Fitting::backward`]: calls `take(first parameter, gradient)` for pieces of the gradient.
+    pub fn hand_out(&mut self, pool: &Pool, take: Taker) {
+        let this = &*self;
+        let take = |first: usize, piece: &[T]| {
+            // float64 is handed on as it is.
+            let room = if size_of::<T>() == size_of::<f64>() { 0 } else { piece.len() };
+            scratch(room, |wide: &mut [f64]| take(first, T::widen(piece, wide)));
+        };
+        pool.run(this.schedule.gradient.len(), |j| this.piece(this.schedule.gradient[j], &take));
+    }
+
+    /// The inputs of a layer that are folded.
+    fn triangle(&self, layer: usize) -> usize {
+        if layer == 0 { self.fold.triangle() } else { 0 }
+    }
+
+    /// The row of W of a folded input.
+    fn unfolded(&self, layer: usize, row: usize) -> usize {
+        if layer == 0 { self.fold.unfolded(row) } else { row }
+    }
+
+    /// Gives out what one job computes.
+    fn piece(&self, job: Job, take: &impl Fn(usize, &[T])) {
+        let (group, layer, row, rows) = match job {
+            Job::Weights { group, layer, row, rows } => (group, layer, row, rows),
+            Job::Rest { group } => return self.other_gradients(group, take),
+        };
+        let shape = &self.nets[group].layers[layer];
+        let n_out = shape.n_out;
+        scratch(rows * n_out, |sum: &mut [T]| {
+            self.weight_gradient(sum, group, layer, row);
+            if row >= self.triangle(layer) {
+                return take(shape.w + self.unfolded(layer, row) * n_out, sum);
+            }
+            for (sum, (target, mirror)) in sum.chunks_exact(n_out).zip(self.fold.targets(row)) {
+                for target in std::iter::once(target).chain(mirror) {
+                    take(shape.w + target * n_out, sum);
+                }
+            }
         });
     }
 
@@ -397,31 +454,8 @@ impl<T: Real> Fitting<T> {
         }
     }
 
-    /// dW = [x; x_dot]^T [dl_z; de_z] of some rows of a hidden layer.
-    fn weight_gradient(&self, grad: &Parts<T>, group: usize, l: usize, row: usize, rows: usize) {
-        let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
-        let (n_out, triangle) = (shape.n_out, if l == 0 { self.fold.triangle() } else { 0 });
-        if row < triangle {
-            return scratch(rows * n_out, |sum: &mut [T]| {
-                self.weight_gradient_into(sum, group, l, row);
-                for (sum, (target, mirror)) in sum.chunks_exact(n_out).zip(self.fold.targets(row)) {
-                    for target in std::iter::once(target).chain(mirror) {
-                        // SAFETY: each number of the triangle has its own rows of W.
-                        unsafe { grad.part(shape.w + target * n_out, n_out) }.copy_from_slice(sum);
-                    }
-                }
-            });
-        }
-        let target = if l == 0 { self.fold.unfolded(row) } else { row };
-        // SAFETY: each job writes its own rows of its own matrix.
-        let out = unsafe { grad.part(shape.w + target * n_out, rows * n_out) };
-        if state.n == 0 {
-            out.fill(T::ZERO);
-        }
-        self.weight_gradient_into(out, group, l, row);
-    }
-
-    fn weight_gradient_into(&self, out: &mut [T], group: usize, l: usize, row: usize) {
+    /// dW = [x; x_dot]^T [dl_z; de_z] of some rows of a hidden layer, counted after the fold.
+    fn weight_gradient(&self, out: &mut [T], group: usize, l: usize, row: usize) {
         let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
         let (layer, n_out, width) = (&state.layers[l], shape.n_out, self.width(shape, l));
         let (rows, depth) = (out.len() / n_out, 2 * state.n);
@@ -446,7 +480,7 @@ impl<T: Real> Fitting<T> {
     }
 
     /// Gradients of biases, time steps and the output layer of a group.
-    fn other_gradients(&self, grad: &Parts<T>, group: usize) {
+    fn other_gradients(&self, group: usize, take: &impl Fn(usize, &[T])) {
         let (net, state) = (&self.nets[group], &self.groups[group]);
         let last = self.n_hidden();
         for (shape, layer) in net.layers[..last].iter().zip(&state.layers) {
@@ -454,29 +488,31 @@ impl<T: Real> Fitting<T> {
             let sums = unsafe { layer.sums.read(0, layer.sums.len()) };
             for (place, which) in [(shape.idt, 0), (shape.b, 1)] {
                 let Some(place) = place else { continue };
-                // SAFETY: one job for each group, and no other job writes biases or time steps.
-                let out = unsafe { grad.part(place, shape.n_out) };
-                out.fill(T::ZERO);
-                for chunk in sums.chunks_exact(2 * shape.n_out) {
-                    add(out, &chunk[which * shape.n_out..(which + 1) * shape.n_out]);
-                }
+                scratch(shape.n_out, |total: &mut [T]| {
+                    total.fill(T::ZERO);
+                    for chunk in sums.chunks_exact(2 * shape.n_out) {
+                        add(total, &chunk[which * shape.n_out..(which + 1) * shape.n_out]);
+                    }
+                    take(place, total);
+                });
             }
         }
         let shape = &net.layers[last];
         let (n, n_in) = (state.n, shape.n_in);
         // SAFETY: as above.
-        let (x, dw) = unsafe { (state.layers[last].x.read(0, 2 * n * n_in), grad.part(shape.w, n_in)) };
-        dw.fill(T::ZERO);
-        let mut db = T::ZERO;
-        for (r, &dl) in state.dl_e.iter().enumerate() {
-            // e = x w + b has the adjoint dl, e_dot = x_dot w the adjoint 1.
-            axpy(dw, dl, &x[r * n_in..(r + 1) * n_in]);
-            add(dw, &x[(n + r) * n_in..(n + r + 1) * n_in]);
-            db += dl;
-        }
+        let x = unsafe { state.layers[last].x.read(0, 2 * n * n_in) };
+        scratch(n_in, |dw: &mut [T]| {
+            dw.fill(T::ZERO);
+            for (r, &dl) in state.dl_e.iter().enumerate() {
+                // e = x w + b has the adjoint dl, e_dot = x_dot w the adjoint 1.
+                axpy(dw, dl, &x[r * n_in..(r + 1) * n_in]);
+                add(dw, &x[(n + r) * n_in..(n + r + 1) * n_in]);
+            }
+            take(shape.w, dw);
+        });
         if let Some(b) = shape.b {
-            // SAFETY: as above.
-            unsafe { grad.part(b, 1)[0] = db };
+            let sum: T = state.dl_e.iter().copied().sum();
+            take(b, &[sum]);
         }
     }
 }
