@@ -111,12 +111,8 @@ impl TaskRange {
                 return None;
             }
             let (task, start, end) = pick(start, end);
-            match self.0.compare_exchange_weak(
-                seen,
-                start << 32 | end,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
+            match self.0.compare_exchange_weak(seen, start << 32 | end, Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(_) => return Some(task as usize),
                 Err(now) => seen = now,
             }
@@ -357,7 +353,9 @@ impl<T: Copy> Field<T> {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
         // SAFETY: within the buffer; the cell allows writing; nobody else uses it by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(self.0[start..start + len].as_ptr()), len) }
+        unsafe {
+            std::slice::from_raw_parts_mut(UnsafeCell::raw_get(self.0[start..start + len].as_ptr()), len)
+        }
     }
 
     /// `len` elements from `start` on.

@@ -158,9 +158,8 @@ impl<T: Real> Fitting<T> {
             let (group, Range { start, end }) = this.schedule.folds[t].clone();
             let shape = &this.nets[group].layers[0];
             // SAFETY: tasks are disjoint rows.
-            let out = unsafe {
-                this.groups[group].folded.part(start * shape.n_out, (end - start) * shape.n_out)
-            };
+            let out =
+                unsafe { this.groups[group].folded.part(start * shape.n_out, (end - start) * shape.n_out) };
             this.fold.weights(out, start, &params[shape.w_range()], shape.n_out);
         });
         for l in 0..this.n_hidden() {
@@ -225,7 +224,8 @@ impl<T: Real> Fitting<T> {
         for (piece, from) in shortcut_pieces(shape, col, cols) {
             let (at, here) = (start + piece.start, piece.clone());
             let extent = Extent { rows, cols: piece.len(), ld: n_out };
-            let shortcut = from.map(|from| Added { from: layer.x.at(row * width + from).cast_const(), ld: width });
+            let shortcut =
+                from.map(|from| Added { from: layer.x.at(row * width + from).cast_const(), ld: width });
             let y = state.layers[l + 1].x.at(at);
             let (bias, scale) = (&columns.bias[here.clone()], &columns.scale[here]);
             // SAFETY: as above.

@@ -103,12 +103,7 @@ impl Schedule {
 }
 
 /// Blocks of at most `rows` atoms by the given columns.
-fn blocks(
-    group: usize,
-    n: usize,
-    rows: usize,
-    columns: impl Iterator<Item = Range<usize>>,
-) -> Vec<Task> {
+fn blocks(group: usize, n: usize, rows: usize, columns: impl Iterator<Item = Range<usize>>) -> Vec<Task> {
     let columns: Vec<_> = columns.collect();
     let mut out = Vec::new();
     for row in pieces(0..n, rows) {
