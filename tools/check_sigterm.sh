@@ -4,9 +4,11 @@
 #   tools/check_sigterm.sh ["NAME: LAUNCH COMMAND"]...
 #
 # Each argument is a name and the command before `dp`, e.g. "Open MPI 5: /opt/openmpi-5/bin/mpirun -np 2"; without
-# arguments, every launcher that is installed. Our own binary is $PHALANX_DP (default target/release/dp);
-# $PHALANX_TEST_LAUNCHERS may list folders with launchers (separated by `:`). Each rank runs below a shell that passes
-# the signal on and writes down with what the rank ended. Prints the table of docs/parallel-training.md; the exit status
+# arguments, every launcher that is installed. A name that begins with "scancel" is a job of srun's that gets its signal
+# through `scancel --signal=TERM`, as Slurm does it before it ends a job; where a name ends with "group", the launcher's whole
+# process group gets it, as from a terminal and from most batch systems. Our own binary is $PHALANX_DP (default target/release/dp);
+# $PHALANX_TEST_LAUNCHERS may list folders with launchers (separated by `:`). strace, which must be installed, stands
+# beside the ranks, not between them and their launcher, and writes down with what they end. Prints the table of docs/parallel-training.md; the exit status
 # counts the launchers under which a rank did not end with 0, or ranks did not save one step together.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -15,6 +17,7 @@ dp=$(realpath "${PHALANX_DP:-target/release/dp}")
 PATH="${PHALANX_TEST_LAUNCHERS:+$PHALANX_TEST_LAUNCHERS:}$PATH"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+command -v strace > /dev/null || { echo "skipped: strace is not installed"; exit 0; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
@@ -34,20 +37,10 @@ cat > "$work/input.json" << END
   }
 }
 END
-# Runs a rank, passes SIGTERM on, and writes down how it ended.
+# Becomes a rank; a process of another session watches it.
 cat > "$work/rank" << 'END'
-#!/usr/bin/env bash
-"$@" &
-rank=$!
-trap 'kill -TERM $rank 2> /dev/null' TERM
-wait $rank
-status=$?
-while kill -0 $rank 2> /dev/null; do
-    wait $rank
-    status=$?
-done
-echo $status > "ended.$$"
-exit $status
+#!/bin/sh
+exec strace -DDD -f --seccomp-bpf -q -e trace=exit_group -e signal=none -o "ended.$$" "$@"
 END
 chmod +x "$work/rank"
 
@@ -58,7 +51,7 @@ if [ $# = 0 ]; then
     installed mpirun.mpich && set -- "$@" "MPICH: mpirun.mpich -np 2"
     installed torchrun && set -- "$@" "torchrun: torchrun --nproc_per_node=2 --master_port=$port --no-python"
     installed horovodrun && set -- "$@" "horovodrun --gloo: horovodrun -np 2 --gloo" "horovodrun --mpi: horovodrun -np 2 --mpi"
-    installed srun && timeout 10 srun -n 1 true 2> /dev/null && set -- "$@" "srun: srun -n 2 --overcommit --mpi=none"
+    installed srun && timeout 10 srun -n 1 true 2> /dev/null && set -- "$@" "srun: srun -n 2 --overcommit --mpi=none" "scancel, srun: srun -n 2 --overcommit --mpi=none --job-name=rank"
 fi
 
 failures=0
@@ -77,14 +70,22 @@ for entry in "$@"; do
         [ -e lcurve.out ] && grep -q "^ *20 " lcurve.out && break
         sleep 0.1
     done
-    kill -TERM $launcher 2> /dev/null
+    case $name in
+        scancel*) scancel --signal=TERM --user="$(id -un)" --name=rank ;;
+        *group) kill -TERM -- -$launcher 2> /dev/null ;;
+        *) kill -TERM $launcher 2> /dev/null ;;
+    esac
     began=$(date +%s.%N)
     wait $launcher
     status=$?
     seconds=$(echo "$(date +%s.%N) - $began" | bc)
     sleep 0.5 # a rank may outlive its launcher by a moment
-    statuses=$(cat ended.* 2> /dev/null | sort | paste -sd' ' -)
-    [ "$(cat ended.* 2> /dev/null | wc -l)" = 2 ] || statuses="${statuses:-none}, others killed"
+    statuses=$(for file in ended.*; do
+        pid=${file#ended.}
+        ended=$(sed -n "s/^$pid *+++ exited with \([0-9]*\).*/\1/p" "$file")
+        # A process that has ended may wait for someone to ask how.
+        if grep -qs "^State:.[^ZX]" "/proc/$pid/status"; then echo "goes on"; else echo "${ended:-killed}"; fi
+    done | paste -sd' ' -)
     steps=$(sed -n 's/.*finished step \([0-9]*\), saving.*/\1/p' train_*.log | sort -u | paste -sd' ' -)
     well=no
     if [[ "$steps" =~ ^[0-9]+$ ]] && "$dp" freeze -o model.yaml > freeze.txt 2>&1 && [ -e "model.ckpt-$steps.phx" ]; then
@@ -96,6 +97,12 @@ for entry in "$@"; do
         tail -n 8 log.txt >&2
     fi
     cd "$root" || exit 1
+    # A launcher may end and leave its ranks.
+    for process in /proc/[0-9]*; do
+        [ "$(readlink "$process/cwd")" = "$folder" ] && kill -9 "${process#/proc/}" 2> /dev/null && left=yes
+    done
+    [ -z "${left:-}" ] || echo "(the ranks outlived $name)"
+    left=
 done
 echo "$failures failures"
 exit "$failures"

@@ -50,6 +50,8 @@ pub trait Communicator: Send {
     fn barrier(&mut self) -> Result<()>;
     /// Tells the others why this rank is about to end with an error. Best effort; returns at once or nearly so.
     fn abort(&self, why: &str);
+    /// The launcher is about to end this job: [`Communicator::finish`] must not wait for anything but the ranks.
+    fn hurry(&mut self) {}
     /// Parts in agreement, after the last collective. Dropping a communicator without it counts as leaving early.
     fn finish(self: Box<Self>) -> Result<()>;
 }

@@ -37,6 +37,8 @@ pub trait Link: Send {
     fn forgets_at_close(&self) -> bool {
         false
     }
+    /// See [`Communicator::hurry`].
+    fn hurry(&mut self) {}
     /// All ranks agree to part.
     fn finish(&mut self) -> Result<()> {
         Ok(())
@@ -316,6 +318,10 @@ impl<L: Link> Communicator for Pairwise<L> {
             Some(star) => star.end(End::Aborted(why.to_string())),
             None => self.link.abort(),
         }
+    }
+
+    fn hurry(&mut self) {
+        self.link.hurry();
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {

@@ -7,13 +7,11 @@ use crate::comm::{Communicator, pulse};
 use crate::launch::Launch;
 use std::time::Duration;
 
+/// How an engine joins ranks.
+type Connect = fn(&mut Meeting, &CommOptions) -> Attempt;
+
 /// Runs `connect` on `n` threads that meet at a store of their own.
-fn group(
-    n: usize,
-    name: &str,
-    options: &CommOptions,
-    connect: fn(&mut Meeting, &CommOptions) -> Attempt,
-) -> Vec<Box<dyn Communicator>> {
+fn group(n: usize, name: &str, options: &CommOptions, connect: Connect) -> Vec<Box<dyn Communicator>> {
     let name = format!("phalanx-test-{}-{name}-{n}", std::process::id());
     let one = |rank: usize| {
         let launch = Launch { rank, size: n, local_rank: rank, local_size: n, ..solo() };
@@ -56,7 +54,7 @@ fn gloo_passes_for_every_number_of_ranks() {
 }
 
 /// The engines between hosts.
-const BETWEEN_HOSTS: &[(&str, fn(&mut Meeting, &CommOptions) -> Attempt)] = &[
+const BETWEEN_HOSTS: &[(&str, Connect)] = &[
     ("tcp", connect_tcp),
     #[cfg(feature = "gloo")]
     ("gloo", gloo::connect),
@@ -99,7 +97,7 @@ fn between_hosts_a_rank_that_goes_without_a_word_is_named() {
 
 #[test]
 fn between_hosts_the_same_sum_has_the_same_bits_whatever_carries_it() {
-    let sum = |name: &str, connect: fn(&mut Meeting, &CommOptions) -> Attempt| {
+    let sum = |name: &str, connect: Connect| {
         let bits = std::sync::Mutex::new(Vec::new());
         on_threads(group(3, &format!("bits-{name}"), &CommOptions::default(), connect), |comm| {
             let mut x: Vec<f64> = (0..50_000).map(|i| ((i * 3 + comm.rank()) as f64).sqrt()).collect();
