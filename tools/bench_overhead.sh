@@ -9,7 +9,7 @@
 #
 # First the cost of recording a step where it arises, from the timelines of profiled runs with and without events, in turns:
 # the optimiser's span (the norm of the gradient is made there) and the gap between it and the next step (the row is written
-# there), medians over steps. Then whole runs: short ones close to each other see the same machine, so that each turn gives one
+# there): lower quartiles over steps, since whatever else the machine does only adds to them. Then whole runs: short ones close to each other see the same machine, so that each turn gives one
 # ratio to the mean of its two plain runs; printed are the median of the ratios and its uncertainty (1.25 standard deviations,
 # from the quartiles, over the root of the number of turns). The two plain runs of a turn against each other show what no
 # difference looks like. Our own binary is $PHALANX_DP (default target/release/dp). What a span costs by itself is printed by
@@ -45,8 +45,8 @@ run() {
     awk -v half=$((steps / 2)) '/Batch .*total wall time/ { split($2, t, /[:,\]]/); before = now; now = 3600e3 * t[1] + 60e3 * t[2] + 1e3 * t[3] + t[4] }
         END { printf "%.4f\n", (now - before) / half }' "$work/log.txt"
 }
-# median FILE
-median() { sort -g "$1" | awk '{x[NR]=$1} END {print x[int((NR+1)/2)]}'; }
+# quartile FILE: the lower one.
+quartile() { sort -g "$1" | awk '{x[NR]=$1} END {print x[int((NR+3)/4)]}'; }
 
 # spans INPUT NAME: of every step, the optimiser's span, the gap after it, and the whole step, in microseconds, appended to files.
 spans() {
@@ -72,7 +72,7 @@ for _ in 1 2 3; do
 done
 sed -i "s|\"numb_steps\": [0-9]*|\"numb_steps\": $steps|; s|\"disp_freq\": [0-9]*|\"disp_freq\": $((steps / 2))|" "$work"/*.json
 for part in optimizer gap step; do
-    echo "$part $(median "$work/p.$part.all") $(median "$work/r.$part.all")"
+    echo "$part $(quartile "$work/p.$part.all") $(quartile "$work/r.$part.all")"
 done | awk '{printf "%-10s %10.1f us, with events %10.1f us\n", $1, $2, $3; cost[$1] = $3 - $2; step = $2}
     END {c = cost["optimizer"] + cost["gap"]; printf "events cost %.1f us a step of %.1f ms: %.3f%%\n", c, step / 1e3, 100 * c / step}'
 [ "$turns" -gt 0 ] || exit 0
