@@ -160,6 +160,22 @@ const CASES: &[Case] = &[
         env: &[("PHALANX_COMM", "tcp")],
         engine: "TCP",
     },
+    #[cfg(feature = "gloo")]
+    Case {
+        name: "torchrun over Gloo",
+        programs: &["torchrun"],
+        args: "--nproc_per_node={n} --rdzv_backend=c10d --rdzv_endpoint=localhost:{port} --no-python",
+        env: &[("PHALANX_COMM", "gloo")],
+        engine: "Gloo",
+    },
+    #[cfg(feature = "gloo")]
+    Case {
+        name: "horovodrun over Gloo",
+        programs: &["horovodrun"],
+        args: "-np {n} --gloo",
+        env: &[("PHALANX_COMM", "gloo")],
+        engine: "Gloo",
+    },
     Case {
         name: "horovodrun",
         programs: &["horovodrun"],
@@ -233,24 +249,62 @@ fn every_launcher_joins_its_ranks() {
     }
 }
 
+/// Engines for ranks whose variables are set by hand, as `PHALANX_COMM` knows them and as the ranks name them.
+const BY_HAND: &[(&str, &str)] = &[
+    ("shm", "shared memory"),
+    ("tcp", "TCP"),
+    #[cfg(feature = "gloo")]
+    ("gloo", "Gloo"),
+];
+
+fn start_by_hand(rank: usize, size: usize, port: u16, engine: &str, task: &str) -> Job {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child_entry", "--nocapture"]).env(TASK, task).env("PHALANX_COMM", engine);
+    command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command.env("PHALANX_COMM_LIMIT", "3").env("PHALANX_COMM_WARN", "1");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Job::start(command)
+}
+
 #[test]
 fn variables_set_by_hand_join_ranks_through_rank_zero() {
-    let port = free_port().to_string();
-    let rank = |rank: &str| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child_entry", "--nocapture"]).env(TASK, "sum");
-        command.envs([
-            ("RANK", rank),
-            ("WORLD_SIZE", "2"),
-            ("MASTER_ADDR", "127.0.0.1"),
-            ("MASTER_PORT", &port),
-        ]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Job::start(command)
-    };
-    for job in [&mut rank("0"), &mut rank("1")] {
-        assert!(job.end(Duration::from_secs(20)), "{}", job.said.join("\n"));
-        assert_eq!(job.lines_with("of 2: torchrun over shared memory").count(), 1);
+    for (engine, name) in BY_HAND {
+        for size in [2, 5] {
+            let port = free_port();
+            let jobs: Vec<Job> = (0..size).map(|r| start_by_hand(r, size, port, engine, "sum")).collect();
+            for mut job in jobs {
+                assert!(job.end(Duration::from_secs(20)), "{engine}: {}", job.said.join("\n"));
+                assert_eq!(job.lines_with(&format!("of {size}: torchrun over {name}")).count(), 1);
+            }
+        }
+    }
+}
+
+/// No launcher in between that would end the others: each of them must notice by itself.
+#[test]
+fn ranks_by_hand_name_the_one_that_dies_or_stops() {
+    for (engine, _) in BY_HAND {
+        for (signal, verdict) in
+            [(libc::SIGKILL, "rank 1 died"), (libc::SIGSTOP, "rank 1 gave no sign of life")]
+        {
+            let port = free_port();
+            let mut jobs: Vec<Job> = (0..3).map(|r| start_by_hand(r, 3, port, engine, "forever")).collect();
+            for job in &mut jobs {
+                assert!(job.listen(Duration::from_secs(20), |said| said.iter().any(|l| l.contains("PID "))));
+            }
+            let victim = jobs[1].child.id() as i32;
+            // SAFETY: a signal to a process of ours.
+            unsafe { libc::kill(victim, signal) };
+            for rank in [0, 2] {
+                assert!(!jobs[rank].end(Duration::from_secs(10)), "{engine}: rank {rank} ended well");
+                let said = jobs[rank].said.join("\n");
+                assert!(said.contains(verdict), "{engine}: rank {rank}: {verdict:?} is not in\n{said}");
+            }
+            // SAFETY: as above; it may be stopped still.
+            unsafe { libc::kill(victim, libc::SIGKILL) };
+            jobs[1].end(Duration::from_secs(10));
+        }
     }
 }
 
@@ -326,6 +380,14 @@ fn the_wrong_mpi_library_is_refused() {
 #[test]
 #[ignore = "prints timings"]
 fn timings() {
+    for (engine, _) in BY_HAND {
+        let port = free_port();
+        let jobs: Vec<Job> = (0..2).map(|r| start_by_hand(r, 2, port, engine, "time")).collect();
+        for (rank, mut job) in jobs.into_iter().enumerate() {
+            job.end(Duration::from_secs(60));
+            job.lines_with("TIME").take(1 - rank).for_each(|line| println!("by hand, {engine}: {line}"));
+        }
+    }
     for case in CASES {
         let Some(command) = case.command(2, "time") else { continue };
         let mut job = Job::start(command);

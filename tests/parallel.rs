@@ -198,7 +198,7 @@ fn twelve_draws(n: usize, by: &str, threads: &str, reproducible: bool) -> Option
     let env =
         [("OMP_NUM_THREADS", threads), ("PHALANX_COMM", if by.starts_with("mpirun") { "mpi" } else { by })];
     let jobs = match by {
-        "shm" | "tcp" => place.by_hand(n, "train input.json", &env),
+        "shm" | "tcp" | "gloo" => place.by_hand(n, "train input.json", &env),
         mpirun => vec![place.launched(&format!("{mpirun} -n {n}"), "train input.json", &env)?],
     };
     for mut job in jobs {
@@ -224,6 +224,8 @@ fn reproducible_runs_have_the_same_bits_for_every_number_of_ranks_engine_and_thr
         (4, "shm", "1"),
         (4, "tcp", "2"),
         (4, "mpirun.openmpi", "1"),
+        #[cfg(feature = "gloo")]
+        (3, "gloo", "1"),
     ];
     for (n, by, threads) in cases {
         let Some(place) = twelve_draws(n, by, threads, true) else { continue };
@@ -231,6 +233,23 @@ fn reproducible_runs_have_the_same_bits_for_every_number_of_ranks_engine_and_thr
         let differing = found.iter().zip(&want).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
         assert_eq!((found.len(), differing), (want.len(), 0), "{n} ranks over {by} with {threads} threads");
         assert_eq!(place.read("lcurve.out"), curve, "{n} ranks over {by} with {threads} threads");
+    }
+}
+
+/// The sum of two numbers has no order, so that two ranks give the same bits over every engine.
+#[test]
+fn two_ranks_have_the_same_bits_over_every_engine() {
+    let _turn = my_turn();
+    let run = |by: &str| {
+        let place = Place::new(&[("/training/numb_steps", json!(20)), ("/training/disp_freq", json!(10))]);
+        let env = [("OMP_NUM_THREADS", "1"), ("PHALANX_COMM", by)];
+        place.by_hand(2, "train input.json", &env).iter_mut().for_each(succeed);
+        arrays(&place)
+    };
+    let want = run("shm");
+    assert!(want.iter().any(|x| *x != 0.0));
+    for by in if cfg!(feature = "gloo") { &["tcp", "gloo"][..] } else { &["tcp"] } {
+        assert!(run(by).iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()), "{by}: other bits");
     }
 }
 

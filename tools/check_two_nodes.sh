@@ -4,7 +4,7 @@
 #   sudo tools/check_two_nodes.sh ["by hand"] ["torchrun static"] ["torchrun c10d"] ["Open MPI"]
 #
 # Our own binary is $PHALANX_DP (default target/release/dp); $PHALANX_TEST_LAUNCHERS may list folders with launchers
-# (separated by `:`). Each namespace has an address, a host name and a working folder of its own. For torchrun (static
+# (separated by `:`); PHALANX_COMM=gloo joins the ranks of all but Open MPI by Gloo, where that was built in. Each namespace has an address, a host name and a working folder of its own. For torchrun (static
 # and c10d rendezvous), Open MPI over TCP, and variables set by hand:
 #   1. two ranks, one on each host, train as one job; only the host of rank 0 gets files; with `-m collect` the log
 #      holds the lines of both;

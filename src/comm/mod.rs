@@ -18,6 +18,8 @@ mod shm;
 mod tcp;
 mod store;
 mod mpi;
+#[cfg(feature = "gloo")]
+mod gloo;
 
 use crate::error::{Error, Result};
 use crate::launch::Launch;
@@ -48,6 +50,8 @@ pub trait Communicator: Send {
     fn barrier(&mut self) -> Result<()>;
     /// Tells the others why this rank is about to end with an error. Best effort; returns at once or nearly so.
     fn abort(&self, why: &str);
+    /// The launcher is about to end this job: [`Communicator::finish`] must not wait for anything but the ranks.
+    fn hurry(&mut self) {}
     /// Parts in agreement, after the last collective. Dropping a communicator without it counts as leaving early.
     fn finish(self: Box<Self>) -> Result<()>;
 }
@@ -56,6 +60,8 @@ pub trait Communicator: Send {
 struct Engine {
     /// The name that [`CommOptions::engine`] may ask for.
     name: &'static str,
+    /// Tried only where it was asked for.
+    on_request: bool,
     /// Joins all ranks, says why it is not made for this launch, or fails.
     connect: fn(&mut Meeting, &CommOptions) -> Attempt,
 }
@@ -71,12 +77,15 @@ enum Attempt {
 }
 
 /// Every engine, best first. MPI goes before the built-in ones because only MPI knows the network between hosts
-/// that an mpirun spans; shared memory goes before TCP because it is faster wherever it is possible.
+/// that an mpirun spans; shared memory goes before TCP because it is faster wherever it is possible; Gloo does what TCP
+/// does, slower, for networks where it is known to work.
 const COMMUNICATORS: &[Engine] = &[
-    Engine { name: "solo", connect: solo::connect },
-    Engine { name: "mpi", connect: mpi::connect },
-    Engine { name: "shm", connect: store::connect_shm },
-    Engine { name: "tcp", connect: store::connect_tcp },
+    Engine { name: "solo", on_request: false, connect: solo::connect },
+    Engine { name: "mpi", on_request: false, connect: mpi::connect },
+    Engine { name: "shm", on_request: false, connect: store::connect_shm },
+    Engine { name: "tcp", on_request: false, connect: store::connect_tcp },
+    #[cfg(feature = "gloo")]
+    Engine { name: "gloo", on_request: true, connect: gloo::connect },
 ];
 
 /// Joins all ranks of the job.
@@ -87,7 +96,8 @@ pub fn connect(launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communi
     let mut meeting = Meeting::new(launch, options);
     let mut tried = Vec::new();
     for engine in COMMUNICATORS {
-        if options.engine.as_deref().is_some_and(|wanted| wanted != engine.name && launch.size > 1) {
+        let wanted = options.engine.as_deref().map_or(!engine.on_request, |wanted| wanted == engine.name);
+        if !wanted && launch.size > 1 {
             continue;
         }
         match (engine.connect)(&mut meeting, options) {
@@ -106,8 +116,12 @@ pub fn connect(launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communi
             }
         }
     }
-    Err(refuse(launch, &tried, None))
+    let built_without = !cfg!(feature = "gloo") && options.engine.as_deref() == Some("gloo");
+    Err(refuse(launch, &tried, built_without.then_some(NO_GLOO)))
 }
+
+const NO_GLOO: &str =
+    "this program was built without Gloo: build it with `cargo build --release --features gloo`";
 
 /// Whether an error of [`connect`] means that rank 0 is not there, so that it cannot be the one to tell the user.
 pub fn rank_zero_is_missing(error: &Error) -> bool {

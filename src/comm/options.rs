@@ -18,7 +18,8 @@ pub struct CommOptions {
     /// A rank that is alive but does not come to a collective for so long is an error too.
     /// `PHALANX_COMM_LATE_LIMIT`, in seconds.
     pub late_limit: Duration,
-    /// Use this engine and no other: "mpi", "shm" or "tcp". `PHALANX_COMM`.
+    /// Use this engine and no other: "mpi", "shm", "tcp", or "gloo" where the program was built with it.
+    /// `PHALANX_COMM`.
     pub engine: Option<String>,
     /// The MPI library to load, instead of looking for the launcher's own. `PHALANX_MPI_LIBRARY`.
     pub mpi_library: Option<PathBuf>,

@@ -33,6 +33,12 @@ pub trait Link: Send {
     fn exchange(&mut self, out: Option<Out>, into: Option<Into>, watch: &mut Watch) -> Result<()>;
     /// This rank is about to end with an error, and the others may have no other way to learn it.
     fn abort(&self) {}
+    /// Whether what the others have not received yet is lost when this rank closes its connections.
+    fn forgets_at_close(&self) -> bool {
+        false
+    }
+    /// See [`Communicator::hurry`].
+    fn hurry(&mut self) {}
     /// All ranks agree to part.
     fn finish(&mut self) -> Result<()> {
         Ok(())
@@ -65,14 +71,19 @@ impl Watch<'_> {
     /// A connection closed. The star soon knows who ended first, and why; the rank at the other end may only have
     /// followed.
     pub fn lost(&mut self, peer: usize, error: &dyn std::fmt::Display) -> Error {
+        self.gone().unwrap_or_else(|| err!("rank {peer} closed its connection: {error}"))
+    }
+
+    /// The verdict on a rank that has just gone, if the star learns of it in time.
+    pub fn gone(&mut self) -> Option<Error> {
         let start = std::time::Instant::now();
         while self.star.is_some() && start.elapsed() < REASON {
             if let Err(verdict) = self.check() {
-                return verdict;
+                return Some(verdict);
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        err!("rank {peer} closed its connection: {error}")
+        None
     }
 }
 
@@ -309,9 +320,16 @@ impl<L: Link> Communicator for Pairwise<L> {
         }
     }
 
+    fn hurry(&mut self) {
+        self.link.hurry();
+    }
+
     fn finish(mut self: Box<Self>) -> Result<()> {
         self.barrier()?;
         self.end(End::Finished);
+        if let (Some(star), true) = (&self.star, self.link.forgets_at_close()) {
+            star.await_ends(REASON);
+        }
         self.link.finish()
     }
 }

@@ -88,6 +88,14 @@ impl Star {
         self.shared.lock().iter().map(vital).collect()
     }
 
+    /// Returns when every rank is known to have ended, or after `limit`.
+    pub fn await_ends(&self, limit: Duration) {
+        let start = Instant::now();
+        while self.shared.lock().iter().any(|known| known.end.is_none()) && start.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Tells the others how this rank ends, unless it told already. Waits until that is on its way, 0.5 s at most.
     pub fn end(&self, end: End) {
         {

@@ -162,9 +162,19 @@ fn ranks_that_cannot_be_joined_are_refused_with_everything_that_was_tried() {
     }
     assert!(error.advice().is_some());
 
-    let wrong = CommOptions { engine: Some("gloo".into()), ..CommOptions::default() };
-    let error = super::connect(&srun, &wrong).err().expect("there is no such engine");
-    assert!(error.message().contains("no engine of that name (there are solo, mpi, shm, tcp)"), "{error}");
+    let asking_for = |name: &str| {
+        let options = CommOptions { engine: Some(name.into()), ..CommOptions::default() };
+        super::connect(&srun, &options).err().expect("these cannot be joined")
+    };
+    let error = asking_for("pigeon");
+    assert!(error.message().contains("no engine of that name (there are solo, mpi, shm, tcp"), "{error}");
+    let error = asking_for("gloo");
+    if cfg!(feature = "gloo") {
+        assert!(error.message().contains("gloo: srun offers no meeting place"), "{error}");
+    } else {
+        assert!(error.message().contains("no engine of that name"), "{error}");
+        assert!(error.advice().is_some_and(|advice| advice.contains("--features gloo")), "{error}");
+    }
 }
 
 #[test]

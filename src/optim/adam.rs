@@ -74,7 +74,10 @@ impl Adam {
     pub fn descend(&mut self, params: &mut [f64], sum: &[f64], descent: &Descent) -> f64 {
         let mut factor = 1.0 / descent.count;
         let mut norm = f64::NAN;
-        if descent.wants_norm || descent.max_norm > 0.0 {
+        // A norm that is only looked at is made on the way, while the gradient is in the cache.
+        let trained: usize = self.chunks.iter().map(Range::len).sum();
+        let on_the_way = descent.wants_norm && descent.max_norm <= 0.0 && trained == sum.len();
+        if !on_the_way && (descent.wants_norm || descent.max_norm > 0.0) {
             norm = factor * self.norm(sum);
         }
         if descent.max_norm > 0.0 {
@@ -85,12 +88,21 @@ impl Adam {
         let [params, first, second] =
             [params, &mut self.first_moment, &mut self.second_moment].map(Parts::new);
         let chunks = &self.chunks;
+        self.squares.resize(chunks.len().max(self.squares.len()), 0.0);
+        let squares = Parts::new(&mut self.squares);
         self.pool.run(chunks.len(), |k| {
             let Range { start, end } = chunks[k];
+            if on_the_way {
+                // SAFETY: one element for each task.
+                unsafe { squares.part(k, 1)[0] = square_sum(&sum[start..end]) };
+            }
             // SAFETY: tasks are disjoint ranges.
             let [p, m, v] = [&params, &first, &second].map(|x| unsafe { x.part(start, end - start) });
             update(p, &sum[start..end], m, v, rule);
         });
+        if on_the_way {
+            norm = factor * self.squares[..chunks.len()].iter().sum::<f64>().sqrt();
+        }
         norm
     }
 

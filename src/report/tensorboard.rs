@@ -149,6 +149,25 @@ mod tests {
         found
     }
 
+    /// Not a test of correctness: prints what a row of seven scalars costs, its share of the writes included.
+    #[test]
+    #[ignore = "prints timings"]
+    fn what_a_row_of_events_costs() {
+        const N: u64 = 100_000;
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::create(folder.path()).unwrap();
+        let names = ["lr", "loss", "grad/total_norm", "speed", "rmse", "rmse_e", "rmse_f"];
+        let start = std::time::Instant::now();
+        for step in 0..N {
+            writer.scalars(step, names.iter().map(|name| (*name, step as f64))).unwrap();
+        }
+        println!(
+            "a row of {} scalars: {:.0} ns",
+            names.len(),
+            start.elapsed().as_secs_f64() * 1e9 / N as f64
+        );
+    }
+
     #[test]
     fn scalars_are_read_back_with_step_and_time() {
         let folder = tempfile::tempdir().unwrap();

@@ -167,6 +167,7 @@ impl<'a> Run<'a> {
                 if !self.saves(done) {
                     self.save(team, done)?;
                 }
+                team.hurry();
                 return Ok(Some(self.stop.requested().unwrap_or(0)));
             }
             if enough {

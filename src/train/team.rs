@@ -125,6 +125,11 @@ impl Team {
         if self.size() == 1 { Ok(()) } else { self.comm.barrier() }
     }
 
+    /// The launcher is about to end this job: the last words must be short.
+    pub fn hurry(&mut self) {
+        self.comm.hurry();
+    }
+
     /// Ends the run in agreement, or tells the user and the others why this rank cannot go on.
     ///
     /// Launchers end all ranks as soon as one has ended badly: those with nothing to tell wait for the one that tells.

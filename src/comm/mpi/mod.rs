@@ -21,6 +21,9 @@ use api::Api;
 
 /// Messages are cut to this many bytes, below what a C int can count.
 const PIECE: usize = 1 << 30;
+/// Open MPI's mpirun answers SIGTERM with SIGKILL after 0.25 s (version 5) or 1 s (version 4), and in between MPI_Finalize
+/// waits for it in vain. A rank that was asked to stop waits no longer than this.
+const FINALIZE: Duration = Duration::from_millis(120);
 /// How often a long wait looks at the signs of life.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -58,7 +61,7 @@ fn start(api: Api, path: &str, launch: &Launch, options: &CommOptions) -> Result
                launcher's own library in PHALANX_MPI_LIBRARY (with srun, `--mpi` may have to be pmi2 or pmix)"));
     }
     let thread = (!may_move).then(|| std::thread::current().id());
-    let link = Mpi { api, name: format!("mpi ({})", short(&version)), thread };
+    let link = Mpi { api, name: format!("mpi ({})", short(&version)), thread, hurry: false };
     // Until the star is there nobody can be seen to be silent: give up on the late after the limit itself.
     let impatient = CommOptions { late_limit: options.limit, ..options.clone() };
     let mut comm = Pairwise::new(link, rank, size, &impatient);
@@ -115,6 +118,8 @@ struct Mpi {
     name: String,
     /// The thread that has to make all calls, where the library insists.
     thread: Option<std::thread::ThreadId>,
+    /// The launcher ends the job, and may not answer any more.
+    hurry: bool,
 }
 
 impl Link for Mpi {
@@ -142,8 +147,24 @@ impl Link for Mpi {
         self.api.abort();
     }
 
+    fn hurry(&mut self) {
+        self.hurry = true;
+    }
+
     fn finish(&mut self) -> Result<()> {
-        self.api.finalize()
+        let (done, waiting) = mpsc::channel::<()>();
+        if self.hurry {
+            std::thread::spawn(move || {
+                if waiting.recv_timeout(FINALIZE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    // SAFETY: ends the process at once. Everything is saved and all ranks have agreed to part; nothing
+                    // that the library registered for the end of the process may run, since it hangs.
+                    unsafe { libc::_exit(0) };
+                }
+            });
+        }
+        let finalized = self.api.finalize();
+        drop(done);
+        finalized
     }
 }
 

@@ -99,7 +99,8 @@ fn try_tcp(meeting: &mut Meeting, options: &CommOptions) -> Result<Pairwise<Mesh
     Ok(Pairwise::new(Mesh::new(lanes.data)?, rank, size, options).with_star(star))
 }
 
-fn texts(all: Vec<Vec<u8>>) -> Vec<String> {
+/// Bytes of ranks as text.
+pub fn texts(all: Vec<Vec<u8>>) -> Vec<String> {
     all.into_iter().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect()
 }
 

@@ -1,17 +1,17 @@
 use super::served::Served;
 use super::*;
+#[cfg(feature = "gloo")]
+use crate::comm::gloo;
 use crate::comm::tests::{RANKS, exercise, on_threads, sums};
 use crate::comm::{Communicator, pulse};
 use crate::launch::Launch;
 use std::time::Duration;
 
+/// How an engine joins ranks.
+type Connect = fn(&mut Meeting, &CommOptions) -> Attempt;
+
 /// Runs `connect` on `n` threads that meet at a store of their own.
-fn group(
-    n: usize,
-    name: &str,
-    options: &CommOptions,
-    connect: fn(&mut Meeting, &CommOptions) -> Attempt,
-) -> Vec<Box<dyn Communicator>> {
+fn group(n: usize, name: &str, options: &CommOptions, connect: Connect) -> Vec<Box<dyn Communicator>> {
     let name = format!("phalanx-test-{}-{name}-{n}", std::process::id());
     let one = |rank: usize| {
         let launch = Launch { rank, size: n, local_rank: rank, local_size: n, ..solo() };
@@ -45,6 +45,21 @@ fn tcp_passes_for_every_number_of_ranks() {
     }
 }
 
+#[cfg(feature = "gloo")]
+#[test]
+fn gloo_passes_for_every_number_of_ranks() {
+    for &n in RANKS.iter().filter(|&&n| n > 1) {
+        on_threads(group(n, "gloo", &CommOptions::default(), gloo::connect), exercise);
+    }
+}
+
+/// The engines between hosts.
+const BETWEEN_HOSTS: &[(&str, Connect)] = &[
+    ("tcp", connect_tcp),
+    #[cfg(feature = "gloo")]
+    ("gloo", gloo::connect),
+];
+
 #[test]
 fn many_ranks_exchange_halves_whether_or_not_they_are_a_power_of_two() {
     for n in [16, 34] {
@@ -55,9 +70,9 @@ fn many_ranks_exchange_halves_whether_or_not_they_are_a_power_of_two() {
 }
 
 #[test]
-fn over_tcp_a_rank_that_stops_with_an_error_is_named_with_its_reason() {
-    for culprit in [0, 1] {
-        let group = group(3, ["abort0", "abort1"][culprit], &CommOptions::default(), connect_tcp);
+fn between_hosts_a_rank_that_stops_with_an_error_is_named_with_its_reason() {
+    for (culprit, (name, connect)) in (0..2).flat_map(|c| BETWEEN_HOSTS.iter().map(move |e| (c, *e))) {
+        let group = group(3, &format!("abort-{name}-{culprit}"), &CommOptions::default(), connect);
         on_each(group, |comm| {
             if comm.rank() == culprit {
                 return comm.abort("disk full");
@@ -69,13 +84,34 @@ fn over_tcp_a_rank_that_stops_with_an_error_is_named_with_its_reason() {
 }
 
 #[test]
-fn over_tcp_a_rank_that_goes_without_a_word_is_named() {
-    let group = group(4, "leave", &CommOptions::default(), connect_tcp);
-    on_each(group, |comm| {
-        if comm.rank() != 2 {
-            assert_eq!(comm.barrier().unwrap_err().message(), "rank 2 died");
-        }
-    });
+fn between_hosts_a_rank_that_goes_without_a_word_is_named() {
+    for (name, connect) in BETWEEN_HOSTS {
+        let group = group(4, &format!("leave-{name}"), &CommOptions::default(), *connect);
+        on_each(group, |comm| {
+            if comm.rank() != 2 {
+                assert_eq!(comm.barrier().unwrap_err().message(), "rank 2 died", "{name}");
+            }
+        });
+    }
+}
+
+#[test]
+fn between_hosts_the_same_sum_has_the_same_bits_whatever_carries_it() {
+    let sum = |name: &str, connect: Connect| {
+        let bits = std::sync::Mutex::new(Vec::new());
+        on_threads(group(3, &format!("bits-{name}"), &CommOptions::default(), connect), |comm| {
+            let mut x: Vec<f64> = (0..50_000).map(|i| ((i * 3 + comm.rank()) as f64).sqrt()).collect();
+            comm.all_reduce_sum_f64(&mut x).unwrap();
+            bits.lock().unwrap().push(x.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+        });
+        let bits = bits.into_inner().unwrap();
+        assert!(bits.iter().all(|other| *other == bits[0]), "{name}: ranks differ");
+        bits[0].clone()
+    };
+    let first = sum("tcp", connect_tcp);
+    for (name, connect) in &BETWEEN_HOSTS[1..] {
+        assert!(sum(name, *connect) == first, "{name} gives other bits than TCP");
+    }
 }
 
 #[test]
