@@ -2,6 +2,7 @@
 
 use super::layout;
 use super::library;
+use super::products;
 use super::sys::{Handle, Nvrtc, SUCCESS};
 use crate::err;
 use crate::error::Result;
@@ -90,6 +91,7 @@ fn options(numbers: Numbers, (major, minor): (i32, i32)) -> Vec<String> {
         "-default-device".to_string(),
     ];
     options.extend(numbers.defines());
+    options.extend(products::defines(numbers));
     options.extend(layout::sizes().into_iter().map(|(name, bytes)| format!("-D{name}_BYTES={bytes}")));
     options
 }

@@ -1,8 +1,9 @@
 // Dense products on tensor cores, several in one launch, with what follows a product done in registers.
 //
 // C[m, n] = sum_k A[m, k] B[k, n]. A block computes BM x BN of C; its warps share them out, and where WK > 1 also
-// the inner dimension. Tiles of A and B travel through shared memory in STAGES asynchronous copies. All sums have
-// one order: a product that is cut along k is added up by the block that comes last, piece by piece from the first.
+// the inner dimension. Tiles of A and B travel through shared memory in STAGES asynchronous copies, and every warp goes
+// on as soon as its next stage is there: no barrier holds the block together. All sums have one order: a product that
+// is cut along k is added up by the block that comes last, piece by piece from the first.
 
 // What is done with a tile of C.
 enum { STORE, PARTIAL, FORWARD, BACKWARD_E, TANGENT, BACKWARD_L };
@@ -51,8 +52,34 @@ __device__ __forceinline__ void copy_16(void* to, const void* from) {
     u32 address = (u32)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from));
 }
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;\n"); }
-template <int N> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;\n" ::"n"(N)); }
+
+// A counter in shared memory that ends a phase after so many arrivals; phases are told apart by their parity.
+__device__ __forceinline__ void phase_init(u64* at, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"((u32)__cvta_generic_to_shared(at)), "r"(arrivals));
+}
+__device__ __forceinline__ void phase_arrive(u64* at) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }\n" ::"r"((u32)__cvta_generic_to_shared(at)) : "memory");
+}
+// Arrives when all copies that this thread has started are there.
+__device__ __forceinline__ void phase_arrive_copied(u64* at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"((u32)__cvta_generic_to_shared(at)) : "memory");
+}
+__device__ __forceinline__ void phase_wait(u64* at, u32 parity) {
+    u32 address = (u32)__cvta_generic_to_shared(at), done;
+    do {
+        asm volatile(
+            "{ .reg .pred p; "
+#if __CUDA_ARCH__ >= 900
+            "mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+#else
+            "mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
+#endif
+            "selp.u32 %0, 1, 0, p; }\n"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+    } while (!done);
+}
 
 #if PRODUCTS == 64
 struct AFrag { double x[4]; };
@@ -327,6 +354,8 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     static constexpr int A_SIZE = A_T ? BK * LDA : BM * LDA;
     static constexpr int B_SIZE = B_T ? BN * LDB : BK * LDB;
     static constexpr int MT = BM / WM / 16, NT = BN / WN / 8;
+    // Stages that are copied ahead; one or two more are being read.
+    static constexpr int AHEAD = STAGES > 3 ? STAGES - 2 : STAGES - 1;
     // The tile as it waits in shared memory for what follows: packs of warps fall on different banks.
     static constexpr int LDC = BN % 16 == 8 ? BN : BN + 8;
     static constexpr int PER_ROW = BN / VEC, PACKS = BM * PER_ROW;
@@ -368,20 +397,28 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
             load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
             load_b.start(t.b, nullptr, ldb, col0, t.n, k0, k1);
         }
+        // Warps wait for copies and for free room, never for each other: a stage is full when the copies of all threads
+        // are there, and empty when all warps have read it.
+        __shared__ u64 full[STAGES], empty[STAGES];
+        if (threadIdx.x < STAGES) {
+            phase_init(full + threadIdx.x, THREADS);
+            phase_init(empty + threadIdx.x, THREADS / 32);
+        }
+        __syncthreads();
         int next_k = k0, write = 0, read = 0;
+        u32 write_parity = 1, read_parity = 0;
         auto load = [&](auto whole) {
+            phase_wait(empty + write, write_parity);
             real* a = shared + write * (A_SIZE + B_SIZE);
             load_a.template load<decltype(whole)::value>(a, rows, lda, next_k, k1, row0);
             load_b.template load<decltype(whole)::value>(a + A_SIZE, nullptr, ldb, next_k, k1, col0);
+            phase_arrive_copied(full + write);
             next_k += BK;
-            write = write + 1 == STAGES ? 0 : write + 1;
+            if (++write == STAGES) write = 0, write_parity ^= 1;
         };
         bool inside = row0 + BM <= t.m && col0 + BN <= t.n;
 #pragma unroll 1
-        for (int s = 0; s < STAGES - 1; s++) {
-            if (next_k < k1) load(No());
-            copies_commit();
-        }
+        for (int s = 0; s < AHEAD && next_k < k1; s++) load(No());
         // What the end of a small tile reads is on its way while the sums are made.
         Inputs early;
         if (EARLY && (int)threadIdx.x < PACKS) {
@@ -395,22 +432,19 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         }
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
-            copies_wait<STAGES - 2>();
-            __syncthreads();
+            phase_wait(full + read, read_parity);
             const real* a = shared + read * (A_SIZE + B_SIZE);
+            multiply<0, 1>(acc, a, a + A_SIZE, wm, wn, wk, lane);
             // The next copies start behind the first products, so that these do not wait for them.
-            if (inside && next_k + BK <= k1) {
-                multiply<0, 1>(acc, a, a + A_SIZE, wm, wn, wk, lane);
-                load(Yes());
-                multiply<1, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
-            } else {
-                if (next_k < k1) load(No());
-                multiply<0, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+            if (next_k < k1) {
+                if (inside && next_k + BK <= k1) load(Yes());
+                else load(No());
             }
-            copies_commit();
-            read = read + 1 == STAGES ? 0 : read + 1;
+            multiply<1, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+            __syncwarp();
+            if (lane == 0) phase_arrive(empty + read);
+            if (++read == STAGES) read = 0, read_parity ^= 1;
         }
-        copies_wait<0>();
         __syncthreads();
         leave(acc, shared, wm, wn, wk, lane);
         __syncthreads();
@@ -564,24 +598,27 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     }
 };
 
-// Small tiles for few rows, large ones for many. The numbers stand in products.rs too.
-template <bool A_T, bool B_T, bool GATHER> using Small = Tile<16, 24, 64, 1, 1, 8, 5, A_T, B_T, GATHER>;
-template <bool A_T, bool B_T, bool GATHER> using Medium = Tile<64, 40, 32, 4, 1, 2, 3, A_T, B_T, GATHER>;
-template <bool A_T, bool B_T, bool GATHER> using Wide = Tile<64, 80, 16, 2, 2, 1, 3, A_T, B_T, GATHER>;
-template <bool A_T, bool B_T, bool GATHER> using Large = Tile<128, 80, 32, 4, 2, 1, 3, A_T, B_T, GATHER>;
-
-#define PRODUCT(name, Kind, blocks, ...)                                                                                \
-    extern "C" __global__ void __launch_bounds__(Kind<__VA_ARGS__>::THREADS, blocks) name(const __grid_constant__ Products p) { \
-        Kind<__VA_ARGS__>::run(p);                                                                                      \
+// Small tiles for few rows, large ones for many. Their numbers come from products.rs.
+#define PRODUCT(name, TILE, blocks, ...)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(Tile<TILE, __VA_ARGS__>::THREADS, blocks) name(const __grid_constant__ Products p) { \
+        Tile<TILE, __VA_ARGS__>::run(p);                                                                                 \
     }
-#define PRODUCTS_OF(size, Kind, blocks)                                \
-    PRODUCT(product_##size##_nn, Kind, blocks, false, false, false)    \
-    PRODUCT(product_##size##_nt, Kind, blocks, false, true, false)     \
-    PRODUCT(product_##size##_tn, Kind, blocks, true, false, false)     \
-    PRODUCT(product_##size##_nn_gather, Kind, blocks, false, false, true) \
-    PRODUCT(product_##size##_tn_gather, Kind, blocks, true, false, true)
+#define PRODUCTS_OF(size, SIZE)                                                  \
+    PRODUCT(product_##size##_nn, TILE_##SIZE, BLOCKS_##SIZE, false, false, false) \
+    PRODUCT(product_##size##_nt, TILE_##SIZE, BLOCKS_##SIZE, false, true, false)  \
+    PRODUCT(product_##size##_tn, TILE_##SIZE, BLOCKS_##SIZE, true, false, false)
+#define GATHERS_OF(size, SIZE)                                                          \
+    PRODUCT(product_##size##_nn_gather, TILE_##SIZE, BLOCKS_##SIZE, false, false, true) \
+    PRODUCT(product_##size##_tn_gather, TILE_##SIZE, BLOCKS_##SIZE, true, false, true)
 
-PRODUCTS_OF(small, Small, 2)
-PRODUCTS_OF(medium, Medium, 2)
-PRODUCTS_OF(wide, Wide, 3)
-PRODUCTS_OF(large, Large, (sizeof(real) == 8 ? 1 : 2))
+PRODUCTS_OF(tiny, TINY)
+PRODUCTS_OF(small, SMALL)
+PRODUCTS_OF(medium, MEDIUM)
+PRODUCTS_OF(wide, WIDE)
+PRODUCTS_OF(large, LARGE)
+PRODUCTS_OF(huge, HUGE)
+// Products with tables of rows are never as wide as the others.
+GATHERS_OF(tiny, TINY)
+GATHERS_OF(small, SMALL)
+GATHERS_OF(medium, MEDIUM)
+GATHERS_OF(wide, WIDE)
