@@ -58,11 +58,13 @@ __device__ __forceinline__ void phase_init(u64* at, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"((u32)__cvta_generic_to_shared(at)), "r"(arrivals));
 }
 __device__ __forceinline__ void phase_arrive(u64* at) {
-    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }\n" ::"r"((u32)__cvta_generic_to_shared(at)) : "memory");
+    u32 address = (u32)__cvta_generic_to_shared(at);
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }\n" ::"r"(address) : "memory");
 }
 // Arrives when all copies that this thread has started are there.
 __device__ __forceinline__ void phase_arrive_copied(u64* at) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"((u32)__cvta_generic_to_shared(at)) : "memory");
+    u32 address = (u32)__cvta_generic_to_shared(at);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(address) : "memory");
 }
 __device__ __forceinline__ void phase_wait(u64* at, u32 parity) {
     u32 address = (u32)__cvta_generic_to_shared(at), done;
@@ -285,7 +287,8 @@ template <int LINES, int BK, int LD, int THREADS, bool GATHER> struct RowLoader 
     }
 
     // One step at k, which ends at k1; afterwards stands at the next. WHOLE: all of it exists.
-    template <bool WHOLE> __device__ __forceinline__ void load(real* to, const real* const*, int ld, int k, int k1, int) {
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(real* to, const real* const*, int ld, int k, int k1, int) {
         int o = threadIdx.x / PER_ROW, i = threadIdx.x % PER_ROW * VEC;
         int bytes = WHOLE ? 16 : min(16, max(0, (k1 - k - i) * (int)sizeof(real)));
         const real* from = at[0];
@@ -322,7 +325,8 @@ template <int LINES, int BK, int LD, int THREADS, bool GATHER> struct ColumnLoad
         at = GATHER ? row(rows, ld, k0, k1, line0) : from + (size_t)(k0 + threadIdx.x / STEP) * ld + line0 + i;
     }
 
-    template <bool WHOLE> __device__ __forceinline__ void load(real* to, const real* const* rows, int ld, int k, int k1, int line0) {
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(real* to, const real* const* rows, int ld, int k, int k1, int line0) {
         int o = threadIdx.x / STEP, i = threadIdx.x % STEP * VEC;
         int numbers = k + o < k1 ? left : 0;
         to += o * LD + i;
@@ -340,6 +344,8 @@ template <int LINES, int BK, int LD, int THREADS, bool GATHER> struct ColumnLoad
 
 struct Yes { static constexpr bool value = true; };
 struct No { static constexpr bool value = false; };
+template <bool FIRST, typename A, typename B> struct Either { typedef A Type; };
+template <typename A, typename B> struct Either<false, A, B> { typedef B Type; };
 
 // Leading dimension of a tile in shared memory: fragments of a warp then fall on different banks.
 template <int INNER, bool ALONG_K> struct Padded {
@@ -347,7 +353,7 @@ template <int INNER, bool ALONG_K> struct Padded {
                                                            : INNER + (INNER % 32 == 8 || INNER % 32 == 24 ? 0 : 8);
 };
 
-template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER = false> struct Tile {
+template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER> struct Tile {
     static constexpr int THREADS = 32 * WM * WN * WK;
     static constexpr int LDA = A_T ? Padded<BM, false>::LD : Padded<BK, true>::LD;
     static constexpr int LDB = B_T ? Padded<BK, true>::LD : Padded<BN, false>::LD;
@@ -360,10 +366,10 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     static constexpr int LDC = BN % 16 == 8 ? BN : BN + 8;
     static constexpr int PER_ROW = BN / VEC, PACKS = BM * PER_ROW;
     static constexpr bool EARLY = PACKS <= THREADS;
-    template <bool ALONG_K, int LINES, int LD, bool GATHERS> struct LoaderOf { typedef ColumnLoader<LINES, BK, LD, THREADS, GATHERS> Type; };
-    template <int LINES, int LD, bool GATHERS> struct LoaderOf<true, LINES, LD, GATHERS> { typedef RowLoader<LINES, BK, LD, THREADS, GATHERS> Type; };
-    typedef typename LoaderOf<!A_T, BM, LDA, GATHER>::Type ALoader;
-    typedef typename LoaderOf<B_T, BN, LDB, false>::Type BLoader;
+    typedef typename Either<A_T, ColumnLoader<BM, BK, LDA, THREADS, GATHER>, RowLoader<BM, BK, LDA, THREADS, GATHER>>::Type
+        ALoader;
+    typedef typename Either<B_T, RowLoader<BN, BK, LDB, THREADS, false>, ColumnLoader<BN, BK, LDB, THREADS, false>>::Type
+        BLoader;
 
     static __device__ void run(const Products& p) {
         real* shared = (real*)shared_bytes;
@@ -434,13 +440,15 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         for (int s = 0; s < steps; s++) {
             phase_wait(full + read, read_parity);
             const real* a = shared + read * (A_SIZE + B_SIZE);
-            multiply<0, 1>(acc, a, a + A_SIZE, wm, wn, wk, lane);
             // The next copies start behind the first products, so that these do not wait for them.
-            if (next_k < k1) {
-                if (inside && next_k + BK <= k1) load(Yes());
-                else load(No());
+            if (inside && next_k + BK <= k1) {
+                multiply<0, 1>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+                load(Yes());
+                multiply<1, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+            } else {
+                if (next_k < k1) load(No());
+                multiply<0, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
             }
-            multiply<1, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
             __syncwarp();
             if (lane == 0) phase_arrive(empty + read);
             if (++read == STAGES) read = 0, read_parity ^= 1;
@@ -461,14 +469,16 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
             else finish_tile<STORE>(t, early, shared, copies, split_index, row0, col0);
         } else {
             if (!GATHER && t.kind == FORWARD) finish_tile<FORWARD>(t, early, shared, copies, split_index, row0, col0);
-            else if (!GATHER && t.kind == TANGENT) finish_tile<TANGENT>(t, early, shared, copies, split_index, row0, col0);
+            else if (!GATHER && t.kind == TANGENT)
+                finish_tile<TANGENT>(t, early, shared, copies, split_index, row0, col0);
             else finish_tile<STORE>(t, early, shared, copies, split_index, row0, col0);
         }
     }
 
     // Reads what several packs need before the first of them is written.
-    template <int KIND> static __device__ __forceinline__ void finish_tile(const Task& task, const Inputs& early, const real* shared, int copies,
-                                                                           int split_index, int row0, int col0) {
+    template <int KIND>
+    static __device__ __forceinline__ void finish_tile(const Task& task, const Inputs& early, const real* shared,
+                                                       int copies, int split_index, int row0, int col0) {
         const Task t = task;
         constexpr int TOGETHER = EARLY ? 1 : KIND == BACKWARD_L ? 2 : 4;
 #pragma unroll 1
@@ -561,8 +571,9 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     }
 
     // Steps FROM to TO of eight along k.
-    template <int FROM, int TO> static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm,
-                                                    int wn, int wk, int lane) {
+    template <int FROM, int TO>
+    static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm, int wn,
+                                                    int wk, int lane) {
 #pragma unroll
         for (int kk = FROM; kk < TO; kk++) {
             int k = (kk * WK + wk) * 8;
@@ -599,9 +610,10 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 };
 
 // Small tiles for few rows, large ones for many. Their numbers come from products.rs.
-#define PRODUCT(name, TILE, blocks, ...)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(Tile<TILE, __VA_ARGS__>::THREADS, blocks) name(const __grid_constant__ Products p) { \
-        Tile<TILE, __VA_ARGS__>::run(p);                                                                                 \
+#define PRODUCT(name, TILE, blocks, ...)                                           \
+    extern "C" __global__ void __launch_bounds__(Tile<TILE, __VA_ARGS__>::THREADS, blocks) \
+        name(const __grid_constant__ Products p) {                                 \
+        Tile<TILE, __VA_ARGS__>::run(p);                                           \
     }
 #define PRODUCTS_OF(size, SIZE)                                                  \
     PRODUCT(product_##size##_nn, TILE_##SIZE, BLOCKS_##SIZE, false, false, false) \
