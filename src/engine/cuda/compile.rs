@@ -182,12 +182,18 @@ mod tests {
             Err(e) => return println!("every_kernel_compiles: skipped, {}", e.message()),
         };
         let nvrtc = Nvrtc::bind(library).unwrap();
-        for numbers in [Numbers::F64, Numbers::F32, Numbers::Tf32] {
-            for capability in [(8, 0), (9, 0)] {
-                let code = compile(&nvrtc, &SOURCES.concat(), &options(numbers, capability));
-                assert!(code.map_err(|e| panic!("{numbers:?} {capability:?}: {e}")).unwrap().len() > 10_000);
+        let check = |numbers: Numbers, capability: (i32, i32)| {
+            let code = compile(&nvrtc, &SOURCES.concat(), &options(numbers, capability));
+            assert!(code.map_err(|e| panic!("{numbers:?} {capability:?}: {e}")).unwrap().len() > 10_000);
+        };
+        std::thread::scope(|scope| {
+            for numbers in [Numbers::F64, Numbers::F32, Numbers::Tf32] {
+                for capability in [(8, 0), (9, 0)] {
+                    let check = &check;
+                    scope.spawn(move || check(numbers, capability));
+                }
             }
-        }
+        });
     }
 
     #[test]

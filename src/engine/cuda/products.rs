@@ -23,7 +23,8 @@ pub enum Operands {
 
 /// The tiles of one kernel, by rising size.
 struct Tiles {
-    names: &'static [&'static str],
+    /// For each kind of operands; empty where there is none.
+    names: [&'static str; 5],
     m: usize,
     n: usize,
     k: usize,
@@ -38,38 +39,14 @@ struct Tiles {
 
 const SIZES: [&str; 6] = ["TINY", "SMALL", "MEDIUM", "WIDE", "LARGE", "HUGE"];
 
-/// The kernels of each size; products with tables of rows are never as wide as the others.
-const NAMES: [&[&str]; 6] = [
-    &[
-        "product_tiny_nn",
-        "product_tiny_nt",
-        "product_tiny_tn",
-        "product_tiny_nn_gather",
-        "product_tiny_tn_gather",
-    ],
-    &[
-        "product_small_nn",
-        "product_small_nt",
-        "product_small_tn",
-        "product_small_nn_gather",
-        "product_small_tn_gather",
-    ],
-    &[
-        "product_medium_nn",
-        "product_medium_nt",
-        "product_medium_tn",
-        "product_medium_nn_gather",
-        "product_medium_tn_gather",
-    ],
-    &[
-        "product_wide_nn",
-        "product_wide_nt",
-        "product_wide_tn",
-        "product_wide_nn_gather",
-        "product_wide_tn_gather",
-    ],
-    &["product_large_nn", "product_large_nt", "product_large_tn"],
-    &["product_huge_nn", "product_huge_nt", "product_huge_tn"],
+/// The kernels of each size for each kind of operands; nothing where other sizes were always faster.
+const NAMES: [[&str; 5]; 6] = [
+    ["product_tiny_nn", "product_tiny_nt", "", "product_tiny_nn_gather", "product_tiny_tn_gather"],
+    ["product_small_nn", "product_small_nt", "", "", "product_small_tn_gather"],
+    ["product_medium_nn", "product_medium_nt", "product_medium_tn", "product_medium_nn_gather", ""],
+    ["product_wide_nn", "product_wide_nt", "product_wide_tn", "product_wide_nn_gather", ""],
+    ["", "product_large_nt", "product_large_tn", "", ""],
+    ["product_huge_nn", "", "product_huge_tn", "", ""],
 ];
 
 /// m, n, k of a tile, its warps along them, stages, blocks on a multiprocessor.
@@ -272,7 +249,7 @@ struct Gpu {
 /// The tiles, and the pieces of the longest product, that take the shortest time by an estimate.
 fn choose(gpu: &Gpu, operands: Operands, tasks: &[Task]) -> (Tiles, usize) {
     let fits = |t: &Tiles| {
-        t.names.len() > operands as usize && t.shared(operands, gpu.numbers.size()) <= gpu.max_shared
+        !t.names[operands as usize].is_empty() && t.shared(operands, gpu.numbers.size()) <= gpu.max_shared
     };
     let mut best: Option<(f64, Tiles, usize)> = None;
     for tiles in tiles(gpu.numbers).into_iter().filter(fits) {
@@ -348,6 +325,20 @@ mod tests {
                     (t.m % (16 * t.warps[0]), t.n % (8 * t.warps[1]), t.k % (8 * t.warps[2])),
                     (0, 0, 0)
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_that_may_be_chosen_is_in_the_program() {
+        let program = include_str!("kernels/product.cu");
+        let kinds = ["NN", "NT", "TN", "NN_GATHER", "TN_GATHER"];
+        for (names, size) in NAMES.iter().zip(SIZES) {
+            for (name, kind) in names.iter().zip(kinds) {
+                let line = format!(" {kind}({}, {size})", size.to_lowercase());
+                let is_there = program.replace('\n', " ").contains(&line);
+                assert_eq!(is_there, !name.is_empty(), "{line}");
+                assert!(name.is_empty() || **name == format!("product_{size}_{kind}").to_lowercase());
             }
         }
     }
