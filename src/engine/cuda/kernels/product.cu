@@ -623,7 +623,7 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 
 // The sizes that were the fastest anywhere.
 NN(tiny, TINY) NN(small, SMALL) NN(medium, MEDIUM) NN(wide, WIDE) NN(huge, HUGE)
-NT(tiny, TINY) NT(small, SMALL) NT(medium, MEDIUM) NT(wide, WIDE) NT(large, LARGE)
+NT(tiny, TINY) NT(small, SMALL) NT(medium, MEDIUM) NT(wide, WIDE) NT(large, LARGE) NT(huge, HUGE)
 TN(medium, MEDIUM) TN(wide, WIDE) TN(large, LARGE) TN(huge, HUGE)
 NN_GATHER(tiny, TINY) NN_GATHER(medium, MEDIUM) NN_GATHER(wide, WIDE)
 TN_GATHER(tiny, TINY) TN_GATHER(small, SMALL)
