@@ -2,6 +2,7 @@
 
 use super::layout;
 use super::library;
+use super::products;
 use super::sys::{Handle, Nvrtc, SUCCESS};
 use crate::err;
 use crate::error::Result;
@@ -90,6 +91,7 @@ fn options(numbers: Numbers, (major, minor): (i32, i32)) -> Vec<String> {
         "-default-device".to_string(),
     ];
     options.extend(numbers.defines());
+    options.extend(products::defines(numbers));
     options.extend(layout::sizes().into_iter().map(|(name, bytes)| format!("-D{name}_BYTES={bytes}")));
     options
 }
@@ -180,12 +182,18 @@ mod tests {
             Err(e) => return println!("every_kernel_compiles: skipped, {}", e.message()),
         };
         let nvrtc = Nvrtc::bind(library).unwrap();
-        for numbers in [Numbers::F64, Numbers::F32, Numbers::Tf32] {
-            for capability in [(8, 0), (9, 0)] {
-                let code = compile(&nvrtc, &SOURCES.concat(), &options(numbers, capability));
-                assert!(code.map_err(|e| panic!("{numbers:?} {capability:?}: {e}")).unwrap().len() > 10_000);
+        let check = |numbers: Numbers, capability: (i32, i32)| {
+            let code = compile(&nvrtc, &SOURCES.concat(), &options(numbers, capability));
+            assert!(code.map_err(|e| panic!("{numbers:?} {capability:?}: {e}")).unwrap().len() > 10_000);
+        };
+        std::thread::scope(|scope| {
+            for numbers in [Numbers::F64, Numbers::F32, Numbers::Tf32] {
+                for capability in [(8, 0), (9, 0)] {
+                    let check = &check;
+                    scope.spawn(move || check(numbers, capability));
+                }
             }
-        }
+        });
     }
 
     #[test]

@@ -21,88 +21,90 @@ pub enum Operands {
     TnGather,
 }
 
-/// The tiles of one kernel: the numbers of `kernels/product.cu`.
+/// The tiles of one kernel, by rising size.
 struct Tiles {
+    /// For each kind of operands; empty where there is none.
     names: [&'static str; 5],
     m: usize,
     n: usize,
     k: usize,
-    /// Warps that share the inner dimension.
-    warps_k: usize,
-    threads: usize,
+    /// Warps along m, n and k.
+    warps: [usize; 3],
     stages: usize,
-    /// Share of the peak that its products reach.
-    share: f64,
+    /// Blocks that share a multiprocessor.
+    blocks: usize,
+    /// Products of two numbers that a multiprocessor makes in a cycle, as measured.
+    rate: f64,
 }
 
-const SMALL: Tiles = Tiles {
-    names: [
-        "product_small_nn",
-        "product_small_nt",
-        "product_small_tn",
-        "product_small_nn_gather",
-        "product_small_tn_gather",
-    ],
-    m: 16,
-    n: 24,
-    k: 64,
-    warps_k: 8,
-    threads: 256,
-    stages: 5,
-    share: 0.5,
-};
-const MEDIUM: Tiles = Tiles {
-    names: [
-        "product_medium_nn",
-        "product_medium_nt",
-        "product_medium_tn",
-        "product_medium_nn_gather",
-        "product_medium_tn_gather",
-    ],
-    m: 64,
-    n: 40,
-    k: 32,
-    warps_k: 2,
-    threads: 256,
-    stages: 3,
-    share: 0.65,
-};
-const WIDE: Tiles = Tiles {
-    names: [
-        "product_wide_nn",
-        "product_wide_nt",
-        "product_wide_tn",
-        "product_wide_nn_gather",
-        "product_wide_tn_gather",
-    ],
-    m: 64,
-    n: 80,
-    k: 16,
-    warps_k: 1,
-    threads: 128,
-    stages: 3,
-    share: 0.8,
-};
-const LARGE: Tiles = Tiles {
-    names: [
-        "product_large_nn",
-        "product_large_nt",
-        "product_large_tn",
-        "product_large_nn_gather",
-        "product_large_tn_gather",
-    ],
-    m: 128,
-    n: 80,
-    k: 32,
-    warps_k: 1,
-    threads: 256,
-    stages: 3,
-    share: 0.9,
-};
+const SIZES: [&str; 6] = ["TINY", "SMALL", "MEDIUM", "WIDE", "LARGE", "HUGE"];
+
+/// The kernels of each size for each kind of operands; nothing where other sizes were always faster.
+const NAMES: [[&str; 5]; 6] = [
+    ["product_tiny_nn", "product_tiny_nt", "", "product_tiny_nn_gather", "product_tiny_tn_gather"],
+    ["product_small_nn", "product_small_nt", "", "", "product_small_tn_gather"],
+    ["product_medium_nn", "product_medium_nt", "product_medium_tn", "product_medium_nn_gather", ""],
+    ["product_wide_nn", "product_wide_nt", "product_wide_tn", "product_wide_nn_gather", ""],
+    ["", "product_large_nt", "product_large_tn", "", ""],
+    ["product_huge_nn", "product_huge_nt", "product_huge_tn", "", ""],
+];
+
+/// m, n, k of a tile, its warps along them, stages, blocks on a multiprocessor.
+type Sizes = ([usize; 3], [usize; 3], usize, usize);
+
+const DOUBLE: [Sizes; 6] = [
+    ([32, 24, 64], [2, 1, 4], 3, 2),
+    ([64, 40, 32], [4, 1, 2], 3, 2),
+    ([64, 40, 16], [4, 1, 1], 3, 4),
+    ([64, 80, 16], [2, 2, 1], 3, 3),
+    ([128, 80, 16], [4, 2, 1], 3, 2),
+    ([128, 120, 16], [4, 3, 1], 5, 1),
+];
+const SINGLE: [Sizes; 6] = [
+    ([16, 24, 64], [1, 1, 8], 4, 2),
+    ([64, 40, 32], [4, 1, 2], 3, 2),
+    ([64, 80, 32], [2, 2, 1], 3, 3),
+    ([128, 80, 16], [2, 2, 1], 4, 3),
+    ([128, 160, 16], [2, 2, 1], 4, 2),
+    ([128, 240, 16], [2, 6, 1], 5, 1),
+];
+
+/// Every size of tiles for one kind of number.
+fn tiles(numbers: Numbers) -> [Tiles; 6] {
+    let (sizes, rates) = match numbers {
+        Numbers::F64 => (&DOUBLE, [61.0, 102.0, 108.0, 117.5, 126.0, 120.0]),
+        Numbers::F32 => (&SINGLE, [29.0, 118.0, 146.0, 158.0, 179.0, 155.0]),
+        Numbers::Tf32 => (&SINGLE, [41.0, 196.0, 240.0, 229.0, 374.0, 362.0]),
+    };
+    std::array::from_fn(|i| {
+        let ([m, n, k], warps, stages, blocks) = sizes[i];
+        Tiles { names: NAMES[i], m, n, k, warps, stages, blocks, rate: rates[i] }
+    })
+}
+
+/// The tiles as options of the compiler.
+pub fn defines(numbers: Numbers) -> Vec<String> {
+    let define = |(name, t): (&&str, &Tiles)| {
+        let [wm, wn, wk] = t.warps;
+        let tile = format!("-DTILE_{name}={},{},{},{wm},{wn},{wk},{}", t.m, t.n, t.k, t.stages);
+        [tile, format!("-DBLOCKS_{name}={}", t.blocks)]
+    };
+    SIZES.iter().zip(&tiles(numbers)).flat_map(define).collect()
+}
 
 impl Tiles {
-    fn count(&self, tasks: &[Task]) -> usize {
-        tasks.iter().map(|t| (t.m as usize).div_ceil(self.m) * (t.n as usize).div_ceil(self.n)).sum()
+    fn count(&self, task: &Task) -> usize {
+        (task.m as usize).div_ceil(self.m) * (task.n as usize).div_ceil(self.n)
+    }
+
+    fn threads(&self) -> usize {
+        32 * self.warps.iter().product::<usize>()
+    }
+
+    /// Pieces of a product when the longest one of its launch is cut into so many: all blocks work about as long.
+    fn pieces(&self, task: &Task, pieces: usize, longest: usize) -> usize {
+        let most = (task.k as usize).div_ceil(2 * self.k).max(1);
+        (pieces * task.k as usize).div_ceil(longest).clamp(1, most)
     }
 
     /// Bytes of shared memory, as `Tile` has them.
@@ -120,7 +122,8 @@ impl Tiles {
             Operands::Nt => self.n * padded(self.k, true),
             _ => self.k * padded(self.n, false),
         };
-        size * (self.stages * (a + b)).max(self.warps_k * self.m * (self.n + 2))
+        let left = self.n + if self.n % 16 == 8 { 0 } else { 8 };
+        size * (self.stages * (a + b)).max(self.warps[2] * self.m * left)
     }
 }
 
@@ -143,29 +146,31 @@ impl ProductLaunch {
     }
 
     fn of(device: &Device, operands: Operands, tasks: &[Task]) -> ProductLaunch {
-        let (tiles, pieces) = choose(device, tasks);
+        let gpu = Gpu {
+            numbers: device.numbers,
+            multiprocessors: device.multiprocessors,
+            max_shared: device.max_shared(),
+        };
+        let (tiles, pieces) = choose(&gpu, operands, tasks);
         let mut products = Products { n_tasks: tasks.len() as i32, ..Products::default() };
         let (mut first, mut splits) = (0, Vec::new());
+        let longest = longest(tasks);
         for (slot, task) in products.tasks.iter_mut().zip(tasks) {
-            let n_tiles = tiles.count(std::slice::from_ref(task));
-            let most = (task.k as usize).div_ceil(4 * tiles.k).max(1);
-            // Longer products of a launch get more pieces, so that all blocks work about as long.
-            let longest = tasks.iter().map(|t| t.k).max().unwrap_or(1).max(1) as usize;
-            let n = (pieces * task.k as usize).div_ceil(longest).clamp(1, most);
+            let n = tiles.pieces(task, pieces, longest);
             *slot = Task {
                 tiles_n: (task.n as usize).div_ceil(tiles.n) as i32,
                 first_tile: first,
                 splits: n as i32,
                 ..*task
             };
-            first += (n_tiles * n) as i32;
+            first += (tiles.count(task) * n) as i32;
             splits.push(n);
         }
         products.n_tiles = first;
         let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32) && splits.iter().any(|&n| n > 1);
         ProductLaunch {
             name: tiles.names[operands as usize],
-            threads: tiles.threads,
+            threads: tiles.threads(),
             shared: tiles.shared(operands, device.numbers.size()),
             workspace: if adds { first as usize * tiles.m * tiles.n } else { 0 },
             products,
@@ -200,45 +205,181 @@ impl ProductLaunch {
     }
 }
 
-/// The tiles, and the pieces of the longest product, that take the shortest time by a simple estimate: a multiprocessor
-/// multiplies and loads so many numbers in a cycle, a step of the pipeline and an added piece take some time each.
-fn choose(device: &Device, tasks: &[Task]) -> (&'static Tiles, usize) {
-    let longest = tasks.iter().map(|t| t.k as usize).max().unwrap_or(0);
-    let (per_cycle, size) = match device.numbers {
-        Numbers::F64 => (110.0, 8.0),
-        Numbers::F32 => (250.0, 4.0),
-        Numbers::Tf32 => (500.0, 4.0),
+fn longest(tasks: &[Task]) -> usize {
+    tasks.iter().map(|t| t.k).max().unwrap_or(1).max(1) as usize
+}
+
+/// What the parts of a product take, in cycles of a multiprocessor: fitted to times of every size of tiles on an H200,
+/// for the products of the stock network with 1 to 256 frames.
+struct Costs {
+    /// An element of the result with what follows from it, and one that is stored only.
+    end: [f64; 2],
+    /// Share of a multiprocessor's work that one block does alone where 1, 2, 3, 4 fit: the time of a last block.
+    alone: [f64; 4],
+    /// A step of the pipeline.
+    step: f64,
+    /// Adding up pieces, and every byte of them.
+    add: [f64; 2],
+}
+
+fn costs(numbers: Numbers) -> Costs {
+    match numbers {
+        Numbers::F64 => {
+            Costs { end: [2.1, 0.57], alone: [1.0, 1.1, 2.1, 1.8], step: 396.0, add: [2780.0, 0.073] }
+        }
+        Numbers::F32 => {
+            Costs { end: [1.37, 0.15], alone: [1.0, 1.0, 1.22, 1.5], step: 1616.0, add: [2700.0, 0.0156] }
+        }
+        Numbers::Tf32 => {
+            Costs { end: [0.8, 0.29], alone: [1.0, 1.31, 1.24, 1.5], step: 862.0, add: [4390.0, 0.0484] }
+        }
+    }
+}
+
+/// Bytes of device memory that move in a cycle of all multiprocessors.
+const BYTES_PER_CYCLE: f64 = 2300.0;
+
+/// What a choice of tiles depends on.
+struct Gpu {
+    numbers: Numbers,
+    multiprocessors: usize,
+    max_shared: usize,
+}
+
+/// The tiles, and the pieces of the longest product, that take the shortest time by an estimate.
+fn choose(gpu: &Gpu, operands: Operands, tasks: &[Task]) -> (Tiles, usize) {
+    let fits = |t: &Tiles| {
+        !t.names[operands as usize].is_empty() && t.shared(operands, gpu.numbers.size()) <= gpu.max_shared
     };
-    let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32);
-    let cost = |tiles: &Tiles, pieces: usize| {
-        let k = longest.div_ceil(pieces).next_multiple_of(tiles.k) as f64;
-        let rounds = (tiles.count(tasks) * pieces).div_ceil(device.multiprocessors) as f64;
-        let (m, n) = (tiles.m as f64, tiles.n as f64);
-        let multiply = m * n * k / (per_cycle * tiles.share);
-        let load = (m + n) * k * size / 45.0;
-        let end = m * n / tiles.threads as f64 * if adds { 60.0 } else { 25.0 } + 1500.0;
-        let steps = k / tiles.k as f64 * 700.0 / (tiles.stages as f64 - 1.0);
-        let add = match (pieces, adds) {
-            (1, _) => 0.0,
-            (_, true) => 2500.0 + pieces as f64 * (500.0 + m * n / 256.0 * 8.0),
-            (_, false) => pieces as f64 * 600.0,
-        };
-        // Blocks that share a multiprocessor hide each other's ends and waits; large ones of doubles have it alone.
-        let alone = tiles.n * tiles.m >= LARGE.n * LARGE.m && size == 8.0;
-        let busy = rounds * (multiply.max(load) + if alone { end } else { 0.4 * end });
-        busy.max(steps + end) + add
+    let mut best: Option<(f64, Tiles, usize)> = None;
+    for tiles in tiles(gpu.numbers).into_iter().filter(fits) {
+        let cuts = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 44, 66];
+        let most = longest(tasks).div_ceil(2 * tiles.k).max(1);
+        let times = cuts.into_iter().filter(|&n| n <= most).map(|n| (estimate(&tiles, n, tasks, gpu), n));
+        let Some((time, pieces)) = times.min_by(|a, b| a.0.total_cmp(&b.0)) else { continue };
+        if best.as_ref().is_none_or(|b| time < b.0) {
+            best = Some((time, tiles, pieces));
+        }
+    }
+    let (_, tiles, pieces) =
+        best.expect("the smallest tiles fit every GPU of compute capability 8.0 or newer");
+    (tiles, pieces)
+}
+
+/// Cycles that products take: whole rounds of blocks, then the blocks that are left.
+fn estimate(tiles: &Tiles, pieces: usize, tasks: &[Task], gpu: &Gpu) -> f64 {
+    let (costs, size, longest) = (costs(gpu.numbers), gpu.numbers.size(), longest(tasks));
+    let partial = tasks.iter().all(|t| t.kind == Kind::Partial as i32);
+    let stored = tasks.iter().all(|t| t.kind == Kind::Store as i32) || partial;
+    let n_blocks: usize = tasks.iter().map(|t| tiles.count(t) * tiles.pieces(t, pieces, longest)).sum();
+    let k = longest.div_ceil(pieces).next_multiple_of(tiles.k) as f64;
+    let area = (tiles.m * tiles.n) as f64;
+    // Blocks that share a multiprocessor hide each other's ends.
+    let seen = if tiles.blocks < 3 && size == 8 { 1.1 } else { 1.0 };
+    let block = area * k / tiles.rate + area * seen * costs.end[usize::from(stored)];
+    let round = gpu.multiprocessors * tiles.blocks;
+    let left = n_blocks % round;
+    let tail = match left {
+        0 => 0.0,
+        _ => (left.div_ceil(gpu.multiprocessors) as f64).max(costs.alone[tiles.blocks - 1]),
     };
-    let mut best = (f64::INFINITY, &SMALL, 1);
-    for tiles in [&SMALL, &MEDIUM, &WIDE, &LARGE] {
-        for pieces in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64] {
-            if pieces > 1 && longest / pieces < 4 * tiles.k.max(32) {
-                continue;
-            }
-            let time = cost(tiles, pieces);
-            if time < best.0 {
-                best = (time, tiles, pieces);
+    let busy = ((n_blocks / round * tiles.blocks) as f64 + tail) * block;
+    let steps = k / tiles.k as f64 / (tiles.stages - 1) as f64 * costs.step;
+    let bytes = |n: f64| n * (pieces * size) as f64;
+    let add = match (pieces, partial) {
+        (_, true) => bytes(tasks.iter().map(|t| t.m as f64 * t.n as f64).sum()) / BYTES_PER_CYCLE,
+        (1, false) => 0.0,
+        (_, false) => costs.add[0] + bytes(area) * costs.add[1],
+    };
+    busy + steps + add
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Numbers; 3] = [Numbers::F64, Numbers::F32, Numbers::Tf32];
+    const OPERANDS: [Operands; 5] =
+        [Operands::Nn, Operands::Nt, Operands::Tn, Operands::NnGather, Operands::TnGather];
+
+    fn h200(numbers: Numbers) -> Gpu {
+        Gpu { numbers, multiprocessors: 132, max_shared: 230_000 }
+    }
+
+    fn task(m: i32, n: i32, k: i32, kind: Kind) -> Task {
+        Task { m, n, k, kind: kind as i32, ..Task::default() }
+    }
+
+    #[test]
+    fn every_size_of_tiles_fits_as_many_times_as_it_says() {
+        for numbers in ALL {
+            for t in tiles(numbers) {
+                let size = numbers.size();
+                for operands in OPERANDS {
+                    let bytes = (t.shared(operands, size) + 2048) * t.blocks;
+                    assert!(bytes <= 233_472, "{} {operands:?}: {bytes} bytes", t.names[0]);
+                }
+                assert!(t.threads() * t.blocks <= 2048);
+                // Threads share rows of a tile evenly, whichever way it lies; warps share it in whole products.
+                assert_eq!(t.threads() % (t.k * size / 16), 0);
+                assert_eq!(t.threads() % t.k, 0);
+                assert_eq!(
+                    (t.m % (16 * t.warps[0]), t.n % (8 * t.warps[1]), t.k % (8 * t.warps[2])),
+                    (0, 0, 0)
+                );
             }
         }
     }
-    (best.1, best.2)
+
+    #[test]
+    fn every_kernel_that_may_be_chosen_is_in_the_program() {
+        let program = include_str!("kernels/product.cu");
+        let kinds = ["NN", "NT", "TN", "NN_GATHER", "TN_GATHER"];
+        for (names, size) in NAMES.iter().zip(SIZES) {
+            for (name, kind) in names.iter().zip(kinds) {
+                let line = format!(" {kind}({}, {size})", size.to_lowercase());
+                let is_there = program.replace('\n', " ").contains(&line);
+                assert_eq!(is_there, !name.is_empty(), "{line}");
+                assert!(name.is_empty() || **name == format!("product_{size}_{kind}").to_lowercase());
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_take_small_tiles_and_many_rows_large_ones() {
+        for numbers in ALL {
+            let area = |rows: i32| {
+                let tasks = [task(rows, 240, 1600, Kind::Forward), task(2 * rows, 240, 1600, Kind::Forward)];
+                let (t, _) = choose(&h200(numbers), Operands::Nn, &tasks);
+                t.m * t.n
+            };
+            assert!(area(64) < 64 * 80 && area(64 * 256) >= 64 * 80, "{} {}", area(64), area(64 * 256));
+        }
+    }
+
+    #[test]
+    fn a_product_with_few_tiles_and_many_rows_is_cut_and_no_piece_is_empty() {
+        for numbers in ALL {
+            let tasks = [task(128, 100, 393_216, Kind::Store), task(128, 100, 40, Kind::Store)];
+            let (t, pieces) = choose(&h200(numbers), Operands::TnGather, &tasks);
+            assert!(pieces > 8, "{pieces} pieces");
+            for task in &tasks {
+                let (n, k) = (t.pieces(task, pieces, 393_216), task.k as usize);
+                let chunk = k.div_ceil(n).next_multiple_of(t.k);
+                assert!((n - 1) * chunk < k, "{n} pieces of {chunk} for {k}");
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_that_a_gpu_has_no_room_for_are_not_chosen() {
+        let tasks = [task(49_152, 240, 1600, Kind::Forward)];
+        for numbers in ALL {
+            for operands in OPERANDS {
+                let gpu = Gpu { max_shared: 99 * 1024 - 2048, ..h200(numbers) };
+                let (t, _) = choose(&gpu, operands, &tasks);
+                assert!(t.shared(operands, numbers.size()) <= gpu.max_shared);
+            }
+        }
+    }
 }

@@ -1,8 +1,9 @@
 // Dense products on tensor cores, several in one launch, with what follows a product done in registers.
 //
 // C[m, n] = sum_k A[m, k] B[k, n]. A block computes BM x BN of C; its warps share them out, and where WK > 1 also
-// the inner dimension. Tiles of A and B travel through shared memory in STAGES asynchronous copies. All sums have
-// one order: a product that is cut along k is added up by the block that comes last, piece by piece from the first.
+// the inner dimension. Tiles of A and B travel through shared memory in STAGES asynchronous copies, and every warp goes
+// on as soon as its next stage is there: no barrier holds the block together. All sums have one order: a product that
+// is cut along k is added up by the block that comes last, piece by piece from the first.
 
 // What is done with a tile of C.
 enum { STORE, PARTIAL, FORWARD, BACKWARD_E, TANGENT, BACKWARD_L };
@@ -47,8 +48,40 @@ __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
     u32 address = (u32)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(bytes));
 }
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;\n"); }
-template <int N> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;\n" ::"n"(N)); }
+__device__ __forceinline__ void copy_16(void* to, const void* from) {
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from));
+}
+
+// A counter in shared memory that ends a phase after so many arrivals; phases are told apart by their parity.
+__device__ __forceinline__ void phase_init(u64* at, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"((u32)__cvta_generic_to_shared(at)), "r"(arrivals));
+}
+__device__ __forceinline__ void phase_arrive(u64* at) {
+    u32 address = (u32)__cvta_generic_to_shared(at);
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }\n" ::"r"(address) : "memory");
+}
+// Arrives when all copies that this thread has started are there.
+__device__ __forceinline__ void phase_arrive_copied(u64* at) {
+    u32 address = (u32)__cvta_generic_to_shared(at);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(address) : "memory");
+}
+__device__ __forceinline__ void phase_wait(u64* at, u32 parity) {
+    u32 address = (u32)__cvta_generic_to_shared(at), done;
+    do {
+        asm volatile(
+            "{ .reg .pred p; "
+#if __CUDA_ARCH__ >= 900
+            "mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+#else
+            "mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
+#endif
+            "selp.u32 %0, 1, 0, p; }\n"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+    } while (!done);
+}
 
 #if PRODUCTS == 64
 struct AFrag { double x[4]; };
@@ -57,14 +90,14 @@ __device__ __forceinline__ void split(AFrag&) {}
 __device__ __forceinline__ void split(BFrag&) {}
 __device__ __forceinline__ void mma(double* c, const AFrag& a, const BFrag& b) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
         : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
         : "d"(a.x[0]), "d"(a.x[1]), "d"(a.x[2]), "d"(a.x[3]), "d"(b.x[0]), "d"(b.x[1]));
 #else
     for (int half = 0; half < 2; half++)
         for (int k = 0; k < 2; k++)
-            asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};\n"
+            asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};\n"
                          : "+d"(c[2 * half]), "+d"(c[2 * half + 1])
                          : "d"(a.x[2 * k + half]), "d"(b.x[k]));
 #endif
@@ -86,7 +119,7 @@ template <typename Frag> __device__ __forceinline__ void split(Frag& frag) {
     }
 }
 __device__ __forceinline__ void mma_tf32(float* c, const u32* a, const u32* b) {
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -100,123 +133,219 @@ __device__ __forceinline__ void mma(float* c, const AFrag& a, const BFrag& b) {
 }
 #endif
 
-// act', act'' of an element, from what was kept of it.
-__device__ __forceinline__ Jet<real> kept_jet(const Task& t, size_t at) {
-    real f = t.f[at];
-    if (t.activation == TANH) {
-        real d = real(1) - f * f;
-        return {f, d, real(-2) * f * d};
-    }
-    return {f, t.d[at], t.dd[at]};
-}
+// Numbers that lie side by side, 16 bytes of them. Rows have room for whole packs, so the last one of a row may hold
+// numbers that nobody reads.
+#define VEC ((int)(16 / sizeof(real)))
+struct __align__(16) Pack { real x[VEC]; };
+__device__ __forceinline__ Pack pack_at(const real* x) { return *(const Pack*)x; }
+__device__ __forceinline__ void put(real* to, const Pack& pack) { *(Pack*)to = pack; }
 
-// What a shortcut brings to column `col`: the input itself, or the sum over the copies that were made of it.
-template <int KIND> __device__ __forceinline__ real brought(const Task& t, int row, int col) {
-    if (!t.folds) return real(0);
+// What a shortcut brings to the columns from `col` on: the input itself, or the sum over the copies that were made of it.
+template <int KIND> __device__ __forceinline__ Pack brought(const Task& t, int row, int col) {
     const real* x = t.shortcut + (size_t)row * t.ld_shortcut;
-    if (KIND == FORWARD || KIND == TANGENT) return x[col < t.fold ? col : col % t.fold];
-    real sum = x[col];
-    for (int k = 1; k < t.folds; k++) sum += x[col + k * t.fold];
+    constexpr bool COPIES = KIND == FORWARD || KIND == TANGENT;
+    if (t.fold % VEC == 0) {
+        if (COPIES) return pack_at(x + (col < t.fold ? col : col % t.fold));
+        Pack sum = pack_at(x + col);
+        for (int k = 1; k < t.folds; k++) {
+            Pack more = pack_at(x + col + k * t.fold);
+#pragma unroll
+            for (int v = 0; v < VEC; v++) sum.x[v] += more.x[v];
+        }
+        return sum;
+    }
+    Pack sum;
+#pragma unroll
+    for (int v = 0; v < VEC; v++) {
+        int c = min(col + v, t.n - 1);
+        sum.x[v] = x[COPIES ? c % t.fold : c];
+        for (int k = 1; !COPIES && k < t.folds; k++) sum.x[v] += x[c + k * t.fold];
+    }
     return sum;
 }
 
-// One element of C and everything that follows from it.
-template <int KIND> __device__ __forceinline__ void finish(const Task& t, int split_index, int row, int col, real value) {
+// What the end of a product reads for one pack of C.
+struct Inputs { Pack shortcut, kept, kept_2, de_y, z_dot; };
+
+template <int KIND> __device__ __forceinline__ void fetch(Inputs& in, const Task& t, int row, int col) {
     size_t at = (size_t)row * t.ldc + col;
-    if (KIND == STORE) {
-        t.c[at] = value;
-        return;
+    if (KIND == STORE || KIND == PARTIAL) return;
+    if (t.folds) {
+        in.shortcut = brought<KIND>(t, row, col);
+    } else {
+#pragma unroll
+        for (int v = 0; v < VEC; v++) in.shortcut.x[v] = real(0);
     }
-    if (KIND == PARTIAL) {
-        t.c[split_index * t.split_stride + at] = value;
-        return;
-    }
-    real idt = t.idt ? t.idt[col] : real(1);
-    if (KIND == FORWARD) {
-        real shortcut = brought<KIND>(t, row, col);
-        Jet<real> j = jet(t.activation, value + (t.bias ? t.bias[col] : real(0)), (real)t.threshold);
-        t.f[at] = j.f;
-        if (t.activation != TANH) t.d[at] = j.d, t.dd[at] = j.dd;
-        t.y[(size_t)row * t.ldy + col] = idt * j.f + shortcut;
-        if (t.w_out) t.dz[at] = t.w_out[col] * j.d * idt;
-    }
-    if (KIND == TANGENT) {
-        Jet<real> j = kept_jet(t, at);
-        real shortcut = brought<KIND>(t, row, col);
-        t.z_dot[at] = value;
-        t.y[(size_t)row * t.ldy + col] = value * j.d * idt + shortcut;
-        if (t.w_out) {
-            real dl_y = t.dl_e[row] * t.w_out[col];
-            t.dl_y[at] = dl_y;
-            t.dz[at] = idt * (dl_y * j.d + t.w_out[col] * j.dd * value);
+    if (KIND == TANGENT || ((KIND == BACKWARD_E || KIND == BACKWARD_L) && t.dz)) {
+        // Derivatives of tanh follow from its value.
+        in.kept = pack_at((t.activation == TANH ? t.f : t.d) + at);
+        if (KIND != BACKWARD_E && t.activation != TANH) in.kept_2 = pack_at(t.dd + at);
+        if (KIND == BACKWARD_L) {
+            in.de_y = pack_at(t.de_y + (size_t)row * t.ld_de_y + col);
+            in.z_dot = pack_at(t.z_dot + at);
         }
-    }
-    if (KIND == BACKWARD_E) {
-        value += brought<KIND>(t, row, col);
-        t.c[at] = value;
-        if (t.dz) t.dz[at] = value * kept_jet(t, at).d * idt;
-    }
-    if (KIND == BACKWARD_L) {
-        value += brought<KIND>(t, row, col);
-        if (t.dz) {
-            Jet<real> j = kept_jet(t, at);
-            real de_y = t.de_y[(size_t)row * t.ld_de_y + col];
-            t.dz[at] = idt * (value * j.d + de_y * j.dd * t.z_dot[at]);
-        }
-        t.c[at] = value;
     }
 }
 
-// Copies the tiles of one operand to shared memory, step after step. Memory has rows (`outer`) of numbers (`inner`);
-// the product's inner dimension k runs along rows (ALONG_K) or from row to row. GATHER: every four rows are found in a
-// table.
-template <int OUTER, int INNER, int LD, int THREADS, bool ALONG_K, bool GATHER> struct Loader {
-    static constexpr int VEC = 16 / sizeof(real), PER_ROW = INNER / VEC, COUNT = OUTER * PER_ROW;
-    static constexpr int PASSES = (COUNT + THREADS - 1) / THREADS;
-    const real* at[PASSES];
-    int bytes[PASSES];  // of a whole step
+// act', act'' of an element, from what was kept of it.
+__device__ __forceinline__ Jet<real> kept_jet(const Task& t, const Inputs& in, int v) {
+    if (t.activation == TANH) {
+        real f = in.kept.x[v], d = real(1) - f * f;
+        return {f, d, real(-2) * f * d};
+    }
+    return {real(0), in.kept.x[v], in.kept_2.x[v]};
+}
 
-    __device__ __forceinline__ void start(const real* from, const real* const* rows, int ld, int outer0, int n_outer,
-                                          int inner0, int n_inner) {
+// What follows from one pack of C in a layer of a net.
+template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, const Inputs& in, size_t at, int row,
+                                                                 int col, Pack value) {
+    Pack idt, y, dz;
 #pragma unroll
-        for (int p = 0; p < PASSES; p++) {
-            int v = p * THREADS + threadIdx.x, o = v / PER_ROW, i = v % PER_ROW * VEC;
-            // What lies along k is checked when it is loaded.
-            int left = ALONG_K ? VEC : n_inner - inner0 - i;
-            if (ALONG_K && outer0 + o >= n_outer) left = 0;
-            bytes[p] = left <= 0 ? 0 : left >= VEC ? 16 : left * (int)sizeof(real);
-            int r = bytes[p] && ALONG_K ? outer0 + o : ALONG_K ? 0 : outer0;
-            if (GATHER && !ALONG_K) at[p] = from;
-            else at[p] = (GATHER ? rows[r >> 2] + (r & 3) * ld : from + (size_t)r * ld) + (ALONG_K ? inner0 : 0);
-            if (ALONG_K) at[p] += i;
-            else if (!GATHER) at[p] += (size_t)o * ld + (bytes[p] ? inner0 + i : 0);
+    for (int v = 0; v < VEC; v++) idt.x[v] = real(1);
+    if (t.idt) idt = pack_at(t.idt + col);
+    if (KIND == FORWARD) {
+        Pack f, d, dd, bias;
+#pragma unroll
+        for (int v = 0; v < VEC; v++) bias.x[v] = real(0);
+        if (t.bias) bias = pack_at(t.bias + col);
+#pragma unroll
+        for (int v = 0; v < VEC; v++) {
+            Jet<real> j = jet(t.activation, value.x[v] + bias.x[v], (real)t.threshold);
+            f.x[v] = j.f, d.x[v] = j.d, dd.x[v] = j.dd;
+            y.x[v] = idt.x[v] * j.f + in.shortcut.x[v];
+        }
+        put(t.f + at, f);
+        if (t.activation != TANH) put(t.d + at, d), put(t.dd + at, dd);
+        put(t.y + (size_t)row * t.ldy + col, y);
+        if (t.w_out) {
+            Pack w_out = pack_at(t.w_out + col);
+#pragma unroll
+            for (int v = 0; v < VEC; v++) dz.x[v] = w_out.x[v] * d.x[v] * idt.x[v];
+            put(t.dz + at, dz);
+        }
+    }
+    if (KIND == TANGENT) {
+        Pack w_out, dl_y;
+        if (t.w_out) w_out = pack_at(t.w_out + col);
+        real dl_e = t.w_out ? t.dl_e[row] : real(0);
+#pragma unroll
+        for (int v = 0; v < VEC; v++) {
+            Jet<real> j = kept_jet(t, in, v);
+            y.x[v] = value.x[v] * j.d * idt.x[v] + in.shortcut.x[v];
+            if (t.w_out) {
+                dl_y.x[v] = dl_e * w_out.x[v];
+                dz.x[v] = idt.x[v] * (dl_y.x[v] * j.d + w_out.x[v] * j.dd * value.x[v]);
+            }
+        }
+        put(t.z_dot + at, value);
+        put(t.y + (size_t)row * t.ldy + col, y);
+        if (t.w_out) put(t.dl_y + at, dl_y), put(t.dz + at, dz);
+    }
+    if (KIND == BACKWARD_E || KIND == BACKWARD_L) {
+#pragma unroll
+        for (int v = 0; v < VEC; v++) value.x[v] += in.shortcut.x[v];
+        put(t.c + at, value);
+        if (t.dz) {
+#pragma unroll
+            for (int v = 0; v < VEC; v++) {
+                Jet<real> j = kept_jet(t, in, v);
+                dz.x[v] = KIND == BACKWARD_E ? value.x[v] * j.d * idt.x[v]
+                                             : idt.x[v] * (value.x[v] * j.d + in.de_y.x[v] * j.dd * in.z_dot.x[v]);
+            }
+            put(t.dz + at, dz);
+        }
+    }
+}
+
+// One pack of C and everything that follows from it.
+template <int KIND> __device__ __forceinline__ void finish(const Task& t, const Inputs& in, int split_index, int row,
+                                                           int col, Pack value) {
+    size_t at = (size_t)row * t.ldc + col;
+    if constexpr (KIND == STORE || KIND == PARTIAL) put(t.c + (KIND == STORE ? 0 : split_index * t.split_stride) + at, value);
+    else finish_layer<KIND>(t, in, at, row, col, value);
+}
+
+// Copies the tiles of one operand to shared memory, step after step of BK along the product's inner dimension k.
+// Memory has rows of numbers, of which the threads take 16 bytes each. GATHER: every four rows are found in a table.
+//
+// Here k runs along a row: LINES rows of BK numbers.
+template <int LINES, int BK, int LD, int THREADS, bool GATHER> struct RowLoader {
+    static constexpr int PER_ROW = BK / VEC, STEP = THREADS / PER_ROW, PASSES = (LINES + STEP - 1) / STEP;
+    static_assert(THREADS % PER_ROW == 0, "threads share rows evenly");
+    const real* at[GATHER ? PASSES : 1];
+    int valid;  // passes whose rows exist
+
+    __device__ __forceinline__ void start(const real* from, const real* const* rows, int ld, int line0, int n_lines,
+                                          int k0, int) {
+        int line = line0 + threadIdx.x / PER_ROW, i = threadIdx.x % PER_ROW * VEC;
+        valid = (n_lines - line + STEP - 1) / STEP;
+#pragma unroll
+        for (int p = 0; p < (GATHER ? PASSES : 1); p++) {
+            int r = min(line + p * STEP, n_lines - 1);
+            at[p] = (GATHER ? rows[r >> 2] + (r & 3) * ld : from + (size_t)r * ld) + k0 + i;
         }
     }
 
-    // One step at k, which ends at k1; afterwards stands at the next.
-    __device__ __forceinline__ void load(real* to, const real* const* rows, int ld, int k, int k1, int inner0) {
+    // One step at k, which ends at k1; afterwards stands at the next. WHOLE: all of it exists.
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(real* to, const real* const*, int ld, int k, int k1, int) {
+        int o = threadIdx.x / PER_ROW, i = threadIdx.x % PER_ROW * VEC;
+        int bytes = WHOLE ? 16 : min(16, max(0, (k1 - k - i) * (int)sizeof(real)));
+        const real* from = at[0];
+        to += o * LD + i;
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
-            int v = p * THREADS + threadIdx.x;
-            if (COUNT % THREADS && v >= COUNT) break;
-            int o = v / PER_ROW, i = v % PER_ROW * VEC, n = bytes[p];
-            if (ALONG_K) {
-                int left = (k1 - k - i) * (int)sizeof(real);
-                n = min(n, max(left, 0));
-            } else if (k + o >= k1) {
-                n = 0;
-            }
-            const real* row = at[p];
-            if (GATHER && !ALONG_K) {
-                int r = k + o < k1 ? k + o : k;
-                row = rows[r >> 2] + (r & 3) * ld + (n ? inner0 + i : 0);
-            }
-            copy_16(to + o * LD + i, n || GATHER ? row : at[p], n);
-            if (ALONG_K) at[p] += INNER;
-            else if (!GATHER) at[p] += (size_t)OUTER * ld;
+            if (LINES % STEP && p == PASSES - 1 && o + p * STEP >= LINES) break;
+            if (GATHER) from = at[p];
+            if (WHOLE) copy_16(to + p * STEP * LD, from);
+            else copy_16(to + p * STEP * LD, from, p < valid ? bytes : 0);
+            if (!GATHER && (WHOLE || p + 1 < valid)) from += (size_t)STEP * ld;
         }
+#pragma unroll
+        for (int p = 0; p < (GATHER ? PASSES : 1); p++) at[p] += BK;
     }
 };
+
+// Here k runs from row to row: BK rows of LINES numbers.
+template <int LINES, int BK, int LD, int THREADS, bool GATHER> struct ColumnLoader {
+    static constexpr int PER_ROW = LINES / VEC, STEP = THREADS / BK, PASSES = (PER_ROW + STEP - 1) / STEP;
+    static_assert(THREADS % BK == 0, "threads share rows evenly");
+    const real* at;
+    int left;  // numbers of the row from this thread's first one on
+
+    __device__ __forceinline__ const real* row(const real* const* rows, int ld, int k, int k1, int line0) {
+        int r = min(k + (int)threadIdx.x / STEP, k1 - 1);
+        return rows[r >> 2] + (r & 3) * ld + line0 + threadIdx.x % STEP * VEC;
+    }
+
+    __device__ __forceinline__ void start(const real* from, const real* const* rows, int ld, int line0, int n_lines,
+                                          int k0, int k1) {
+        int i = threadIdx.x % STEP * VEC;
+        left = n_lines - line0 - i;
+        at = GATHER ? row(rows, ld, k0, k1, line0) : from + (size_t)(k0 + threadIdx.x / STEP) * ld + line0 + i;
+    }
+
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(real* to, const real* const* rows, int ld, int k, int k1, int line0) {
+        int o = threadIdx.x / STEP, i = threadIdx.x % STEP * VEC;
+        int numbers = k + o < k1 ? left : 0;
+        to += o * LD + i;
+#pragma unroll
+        for (int p = 0; p < PASSES; p++) {
+            constexpr int EACH = STEP * VEC;
+            if (PER_ROW % STEP && p == PASSES - 1 && i + p * EACH >= LINES) break;
+            if (WHOLE) copy_16(to + p * EACH, at + p * EACH);
+            else copy_16(to + p * EACH, at + p * EACH, min(16, max(0, (numbers - p * EACH) * (int)sizeof(real))));
+        }
+        if (GATHER) at = row(rows, ld, k + BK, k1, line0);
+        else at += (size_t)BK * ld;
+    }
+};
+
+struct Yes { static constexpr bool value = true; };
+struct No { static constexpr bool value = false; };
+template <bool FIRST, typename A, typename B> struct Either { typedef A Type; };
+template <typename A, typename B> struct Either<false, A, B> { typedef B Type; };
 
 // Leading dimension of a tile in shared memory: fragments of a warp then fall on different banks.
 template <int INNER, bool ALONG_K> struct Padded {
@@ -224,16 +353,23 @@ template <int INNER, bool ALONG_K> struct Padded {
                                                            : INNER + (INNER % 32 == 8 || INNER % 32 == 24 ? 0 : 8);
 };
 
-template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER = false> struct Tile {
+template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER> struct Tile {
     static constexpr int THREADS = 32 * WM * WN * WK;
     static constexpr int LDA = A_T ? Padded<BM, false>::LD : Padded<BK, true>::LD;
     static constexpr int LDB = B_T ? Padded<BK, true>::LD : Padded<BN, false>::LD;
     static constexpr int A_SIZE = A_T ? BK * LDA : BM * LDA;
     static constexpr int B_SIZE = B_T ? BN * LDB : BK * LDB;
     static constexpr int MT = BM / WM / 16, NT = BN / WN / 8;
-    static constexpr int SIZE = BM * BN, LDC = BN + 2;
-    typedef Loader<A_T ? BK : BM, A_T ? BM : BK, LDA, THREADS, !A_T, GATHER> ALoader;
-    typedef Loader<B_T ? BN : BK, B_T ? BK : BN, LDB, THREADS, B_T, false> BLoader;
+    // Stages that are copied ahead; one or two more are being read.
+    static constexpr int AHEAD = STAGES > 3 ? STAGES - 2 : STAGES - 1;
+    // The tile as it waits in shared memory for what follows: packs of warps fall on different banks.
+    static constexpr int LDC = BN % 16 == 8 ? BN : BN + 8;
+    static constexpr int PER_ROW = BN / VEC, PACKS = BM * PER_ROW;
+    static constexpr bool EARLY = PACKS <= THREADS;
+    typedef typename Either<A_T, ColumnLoader<BM, BK, LDA, THREADS, GATHER>, RowLoader<BM, BK, LDA, THREADS, GATHER>>::Type
+        ALoader;
+    typedef typename Either<B_T, RowLoader<BN, BK, LDB, THREADS, false>, ColumnLoader<BN, BK, LDB, THREADS, false>>::Type
+        BLoader;
 
     static __device__ void run(const Products& p) {
         real* shared = (real*)shared_bytes;
@@ -264,93 +400,143 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         const real* const* rows = t.rows;
         int lda = t.lda, ldb = t.ldb;
         if (steps) {
-            if (A_T) load_a.start(t.a, rows, lda, k0, k1, row0, t.m);
-            else load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
-            if (B_T) load_b.start(t.b, nullptr, ldb, col0, t.n, k0, k1);
-            else load_b.start(t.b, nullptr, ldb, k0, k1, col0, t.n);
+            load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
+            load_b.start(t.b, nullptr, ldb, col0, t.n, k0, k1);
         }
+        // Warps wait for copies and for free room, never for each other: a stage is full when the copies of all threads
+        // are there, and empty when all warps have read it.
+        __shared__ u64 full[STAGES], empty[STAGES];
+        if (threadIdx.x < STAGES) {
+            phase_init(full + threadIdx.x, THREADS);
+            phase_init(empty + threadIdx.x, THREADS / 32);
+        }
+        __syncthreads();
         int next_k = k0, write = 0, read = 0;
-        auto load = [&]() {
+        u32 write_parity = 1, read_parity = 0;
+        auto load = [&](auto whole) {
+            phase_wait(empty + write, write_parity);
             real* a = shared + write * (A_SIZE + B_SIZE);
-            if (next_k < k1) {
-                load_a.load(a, rows, lda, next_k, k1, row0);
-                load_b.load(a + A_SIZE, nullptr, ldb, next_k, k1, col0);
-            }
-            copies_commit();
+            load_a.template load<decltype(whole)::value>(a, rows, lda, next_k, k1, row0);
+            load_b.template load<decltype(whole)::value>(a + A_SIZE, nullptr, ldb, next_k, k1, col0);
+            phase_arrive_copied(full + write);
             next_k += BK;
-            write = write + 1 == STAGES ? 0 : write + 1;
+            if (++write == STAGES) write = 0, write_parity ^= 1;
         };
+        bool inside = row0 + BM <= t.m && col0 + BN <= t.n;
 #pragma unroll 1
-        for (int s = 0; s < STAGES - 1; s++) load();
+        for (int s = 0; s < AHEAD && next_k < k1; s++) load(No());
+        // What the end of a small tile reads is on its way while the sums are made.
+        Inputs early;
+        if (EARLY && (int)threadIdx.x < PACKS) {
+            int row = row0 + threadIdx.x / PER_ROW, col = col0 + threadIdx.x % PER_ROW * VEC;
+            if (row < t.m && col < t.n) {
+                if (!A_T && B_T && t.kind == BACKWARD_E) fetch<BACKWARD_E>(early, t, row, col);
+                if (!A_T && B_T && t.kind == BACKWARD_L) fetch<BACKWARD_L>(early, t, row, col);
+                if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch<FORWARD>(early, t, row, col);
+                if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch<TANGENT>(early, t, row, col);
+            }
+        }
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
-            copies_wait<STAGES - 2>();
-            __syncthreads();
-            load();
+            phase_wait(full + read, read_parity);
             const real* a = shared + read * (A_SIZE + B_SIZE);
-            multiply(acc, a, a + A_SIZE, wm, wn, wk, lane);
-            read = read + 1 == STAGES ? 0 : read + 1;
+            // The next copies start behind the first products, so that these do not wait for them.
+            if (inside && next_k + BK <= k1) {
+                multiply<0, 1>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+                load(Yes());
+                multiply<1, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+            } else {
+                if (next_k < k1) load(No());
+                multiply<0, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+            }
+            __syncwarp();
+            if (lane == 0) phase_arrive(empty + read);
+            if (++read == STAGES) read = 0, read_parity ^= 1;
         }
-        copies_wait<0>();
         __syncthreads();
         leave(acc, shared, wm, wn, wk, lane);
         __syncthreads();
-        if (t.splits > 1 && t.kind != PARTIAL && !add_pieces(shared, p, t, local, split_index, n_tiles)) return;
+        bool added_up = t.splits > 1 && t.kind != PARTIAL;
+        if (added_up && !add_pieces(shared, p, t, local, split_index, n_tiles)) return;
+        int copies = added_up ? 1 : WK;
         // Which kinds there are follows from the operands.
         if (A_T) {
-            if (t.kind == PARTIAL) finish_tile<PARTIAL>(t, shared, split_index, row0, col0);
-            else finish_tile<STORE>(t, shared, split_index, row0, col0);
+            if (t.kind == PARTIAL) finish_tile<PARTIAL>(t, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, early, shared, copies, split_index, row0, col0);
         } else if (B_T) {
-            if (t.kind == BACKWARD_E) finish_tile<BACKWARD_E>(t, shared, split_index, row0, col0);
-            else if (t.kind == BACKWARD_L) finish_tile<BACKWARD_L>(t, shared, split_index, row0, col0);
-            else finish_tile<STORE>(t, shared, split_index, row0, col0);
+            if (t.kind == BACKWARD_E) finish_tile<BACKWARD_E>(t, early, shared, copies, split_index, row0, col0);
+            else if (t.kind == BACKWARD_L) finish_tile<BACKWARD_L>(t, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, early, shared, copies, split_index, row0, col0);
         } else {
-            if (!GATHER && t.kind == FORWARD) finish_tile<FORWARD>(t, shared, split_index, row0, col0);
-            else if (!GATHER && t.kind == TANGENT) finish_tile<TANGENT>(t, shared, split_index, row0, col0);
-            else finish_tile<STORE>(t, shared, split_index, row0, col0);
+            if (!GATHER && t.kind == FORWARD) finish_tile<FORWARD>(t, early, shared, copies, split_index, row0, col0);
+            else if (!GATHER && t.kind == TANGENT)
+                finish_tile<TANGENT>(t, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, early, shared, copies, split_index, row0, col0);
         }
     }
 
-    template <int KIND> static __device__ __forceinline__ void finish_tile(const Task& task, const real* shared,
-                                                                           int split_index, int row0, int col0) {
+    // Reads what several packs need before the first of them is written.
+    template <int KIND>
+    static __device__ __forceinline__ void finish_tile(const Task& task, const Inputs& early, const real* shared,
+                                                       int copies, int split_index, int row0, int col0) {
         const Task t = task;
-#pragma unroll 4
-        for (int i = threadIdx.x; i < SIZE; i += THREADS) {
-            int row = row0 + i / BN, col = col0 + i % BN;
-            if (row < t.m && col < t.n) finish<KIND>(t, split_index, row, col, added(shared, i));
+        constexpr int TOGETHER = EARLY ? 1 : KIND == BACKWARD_L ? 2 : 4;
+#pragma unroll 1
+        for (int first = threadIdx.x; first < PACKS; first += TOGETHER * THREADS) {
+            Inputs in[TOGETHER];
+#pragma unroll
+            for (int u = 0; u < TOGETHER; u++) {
+                int i = first + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
+                if (EARLY) in[u] = early;
+                else if (i < PACKS && row < t.m && col < t.n) fetch<KIND>(in[u], t, row, col);
+            }
+#pragma unroll
+            for (int u = 0; u < TOGETHER; u++) {
+                int i = first + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
+                if (i < PACKS && row < t.m && col < t.n)
+                    finish<KIND>(t, in[u], split_index, row, col, added(shared, i, copies));
+            }
         }
     }
 
-    // Element i of the tile, from what all warps left.
-    static __device__ __forceinline__ real added(const real* shared, int i) {
-        real value = shared[i / BN * LDC + i % BN];
+    // Pack i of the tile, from what all warps left.
+    static __device__ __forceinline__ Pack added(const real* shared, int i, int copies) {
+        const real* at = shared + i / PER_ROW * LDC + i % PER_ROW * VEC;
+        Pack sum = pack_at(at);
+        if (WK > 1 && copies > 1) {
 #pragma unroll
-        for (int w = 1; w < WK; w++) value += shared[w * BM * LDC + i / BN * LDC + i % BN];
-        return value;
+            for (int w = 1; w < WK; w++) {
+                Pack more = pack_at(at + w * BM * LDC);
+#pragma unroll
+                for (int v = 0; v < VEC; v++) sum.x[v] += more.x[v];
+            }
+        }
+        return sum;
     }
 
     // Leaves a warp's part of the tile in shared memory; warps that shared the inner dimension have a copy each.
     static __device__ __forceinline__ void leave(const real (&acc)[MT][NT][4], real* shared, int wm, int wn, int wk,
                                                  int lane) {
+        struct __align__(2 * sizeof(real)) Two { real x, y; };
         real* to = shared + wk * BM * LDC + (wm * MT * 16 + lane / 4) * LDC + wn * NT * 8 + 2 * (lane % 4);
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
             for (int j = 0; j < NT; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) to[(i * 16 + e / 2 * 8) * LDC + j * 8 + e % 2] = acc[i][j][e];
+                for (int h = 0; h < 2; h++)
+                    *(Two*)(to + (i * 16 + h * 8) * LDC + j * 8) = {acc[i][j][2 * h], acc[i][j][2 * h + 1]};
     }
 
     // Leaves this block's piece of the sum over k. The block that comes last adds up all of them, from the first to the
     // last, in place of its own part of the tile (true).
     static __device__ bool add_pieces(real* shared, const Products& p, const Task& t, int local, int split_index,
                                       int n_tiles) {
-        constexpr int EACH = SIZE / THREADS, REST = SIZE % THREADS;
-        static_assert(REST == 0 || EACH == 1, "threads share a tile evenly");
         __shared__ bool last;
-        real* pieces = p.workspace + ((size_t)t.first_tile + local) * SIZE;
-        size_t stride = (size_t)n_tiles * SIZE;
-        for (int i = threadIdx.x; i < SIZE; i += THREADS) pieces[split_index * stride + i] = added(shared, i);
+        real* pieces = p.workspace + ((size_t)t.first_tile + local) * (BM * BN);
+        size_t stride = (size_t)n_tiles * (BM * BN);
+        for (int i = threadIdx.x; i < PACKS; i += THREADS)
+            put(pieces + split_index * stride + i * VEC, added(shared, i, WK));
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -361,32 +547,35 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         }
         __syncthreads();
         if (!last) return false;
-        constexpr int MINE = EACH + (REST ? 1 : 0);
-        real sum[MINE];
+        for (int i = threadIdx.x; i < PACKS; i += THREADS) {
+            Pack sum;
 #pragma unroll
-        for (int e = 0; e < MINE; e++) sum[e] = real(0);
-        for (int s = 0; s < t.splits; s++) {
+            for (int v = 0; v < VEC; v++) sum.x[v] = real(0);
+            constexpr int TOGETHER = 8;
+            for (int s = 0; s < t.splits; s += TOGETHER) {
+                int4 more[TOGETHER];
 #pragma unroll
-            for (int e = 0; e < MINE; e++) {
-                int i = e * THREADS + threadIdx.x;
-                if (i < SIZE) sum[e] += __ldcg(pieces + s * stride + i);
+                for (int u = 0; u < TOGETHER; u++)
+                    if (s + u < t.splits) more[u] = __ldcg((const int4*)(pieces + (s + u) * stride + i * VEC));
+#pragma unroll
+                for (int u = 0; u < TOGETHER; u++) {
+                    if (s + u >= t.splits) break;
+#pragma unroll
+                    for (int v = 0; v < VEC; v++) sum.x[v] += ((const Pack&)more[u]).x[v];
+                }
             }
-        }
-        for (int w = 1; w < WK; w++)
-            for (int i = threadIdx.x; i < BM * LDC; i += THREADS) shared[w * BM * LDC + i] = real(0);
-#pragma unroll
-        for (int e = 0; e < MINE; e++) {
-            int i = e * THREADS + threadIdx.x;
-            if (i < SIZE) shared[i / BN * LDC + i % BN] = sum[e];
+            put(shared + i / PER_ROW * LDC + i % PER_ROW * VEC, sum);
         }
         __syncthreads();
         return true;
     }
 
-    static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm,
-                                                    int wn, int wk, int lane) {
+    // Steps FROM to TO of eight along k.
+    template <int FROM, int TO>
+    static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm, int wn,
+                                                    int wk, int lane) {
 #pragma unroll
-        for (int kk = 0; kk < BK / 8 / WK; kk++) {
+        for (int kk = FROM; kk < TO; kk++) {
             int k = (kk * WK + wk) * 8;
             AFrag fa[MT];
 #pragma unroll
@@ -420,24 +609,21 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     }
 };
 
-// Small tiles for few rows, large ones for many. The numbers stand in products.rs too.
-template <bool A_T, bool B_T, bool GATHER> using Small = Tile<16, 24, 64, 1, 1, 8, 5, A_T, B_T, GATHER>;
-template <bool A_T, bool B_T, bool GATHER> using Medium = Tile<64, 40, 32, 4, 1, 2, 3, A_T, B_T, GATHER>;
-template <bool A_T, bool B_T, bool GATHER> using Wide = Tile<64, 80, 16, 2, 2, 1, 3, A_T, B_T, GATHER>;
-template <bool A_T, bool B_T, bool GATHER> using Large = Tile<128, 80, 32, 4, 2, 1, 3, A_T, B_T, GATHER>;
-
-#define PRODUCT(name, Kind, blocks, ...)                                                                                \
-    extern "C" __global__ void __launch_bounds__(Kind<__VA_ARGS__>::THREADS, blocks) name(const __grid_constant__ Products p) { \
-        Kind<__VA_ARGS__>::run(p);                                                                                      \
+// Small tiles for few rows, large ones for many. Their numbers come from products.rs.
+#define PRODUCT(name, TILE, blocks, ...)                                           \
+    extern "C" __global__ void __launch_bounds__(Tile<TILE, __VA_ARGS__>::THREADS, blocks) \
+        name(const __grid_constant__ Products p) {                                 \
+        Tile<TILE, __VA_ARGS__>::run(p);                                           \
     }
-#define PRODUCTS_OF(size, Kind, blocks)                                \
-    PRODUCT(product_##size##_nn, Kind, blocks, false, false, false)    \
-    PRODUCT(product_##size##_nt, Kind, blocks, false, true, false)     \
-    PRODUCT(product_##size##_tn, Kind, blocks, true, false, false)     \
-    PRODUCT(product_##size##_nn_gather, Kind, blocks, false, false, true) \
-    PRODUCT(product_##size##_tn_gather, Kind, blocks, true, false, true)
+#define NN(size, SIZE) PRODUCT(product_##size##_nn, TILE_##SIZE, BLOCKS_##SIZE, false, false, false)
+#define NT(size, SIZE) PRODUCT(product_##size##_nt, TILE_##SIZE, BLOCKS_##SIZE, false, true, false)
+#define TN(size, SIZE) PRODUCT(product_##size##_tn, TILE_##SIZE, BLOCKS_##SIZE, true, false, false)
+#define NN_GATHER(size, SIZE) PRODUCT(product_##size##_nn_gather, TILE_##SIZE, BLOCKS_##SIZE, false, false, true)
+#define TN_GATHER(size, SIZE) PRODUCT(product_##size##_tn_gather, TILE_##SIZE, BLOCKS_##SIZE, true, false, true)
 
-PRODUCTS_OF(small, Small, 2)
-PRODUCTS_OF(medium, Medium, 2)
-PRODUCTS_OF(wide, Wide, 3)
-PRODUCTS_OF(large, Large, (sizeof(real) == 8 ? 1 : 2))
+// The sizes that were the fastest anywhere.
+NN(tiny, TINY) NN(small, SMALL) NN(medium, MEDIUM) NN(wide, WIDE) NN(huge, HUGE)
+NT(tiny, TINY) NT(small, SMALL) NT(medium, MEDIUM) NT(wide, WIDE) NT(large, LARGE) NT(huge, HUGE)
+TN(medium, MEDIUM) TN(wide, WIDE) TN(large, LARGE) TN(huge, HUGE)
+NN_GATHER(tiny, TINY) NN_GATHER(medium, MEDIUM) NN_GATHER(wide, WIDE)
+TN_GATHER(tiny, TINY) TN_GATHER(small, SMALL)
