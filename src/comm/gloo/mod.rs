@@ -42,7 +42,8 @@ fn start(meeting: &mut Meeting, options: &CommOptions) -> Result<Pairwise<Gloo>>
     let lanes = net::connect(rank, size, false, local, options, &mut exchange);
     // Each round goes on only where the one before succeeded on every rank.
     let lanes = everyone(meeting, "reached", lanes)?;
-    let opened = address_on(&lanes.health).and_then(|at| Mesh::open(rank, size, at, options.limit));
+    let address = address_on(&lanes.health)?;
+    let opened = Mesh::open(rank, size, address, options.limit);
     let opened = everyone(meeting, "opened", opened.and_then(|mesh| Ok((cards(&mesh, rank, size)?, mesh))));
     let (cards, mesh) = opened?;
     let all = meeting.exchange("pairs", &cards)?;
