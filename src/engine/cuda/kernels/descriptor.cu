@@ -18,6 +18,7 @@ struct Steps {
 
 // Q of each row, then its tangent.
 extern "C" __global__ void begin(const __grid_constant__ Batch b) {
+    after_previous();
     int row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= b.n_rows) return;
     size_t size = (size_t)4 * b.n_types * b.terms;
@@ -30,6 +31,7 @@ extern "C" __global__ void descriptor(const __grid_constant__ Batch b) {
     real* a = (real*)shared_bytes;
     int row = blockIdx.x, m1 = b.m1, m2 = b.m2, n_d = m1 * m2, ldm = b.ldm;
     int center = center_of_row(b, row);
+    after_previous();
     load_a(a, b, b.a, row);
     __syncthreads();
     real* x = b.x[center] + (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
@@ -58,6 +60,7 @@ extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
     real *a = (real*)shared_bytes, *a_dot = a + 4 * ldm;
     int center = center_of_row(b, row);
     u32 first = b.group_row[center], n = b.group_row[center + 1] - first;
+    after_previous();
     load_a(a, b, b.a, row);
     load_a(a_dot, b, b.a_dot, row);
     __syncthreads();
@@ -123,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(128) descriptor_adjoint(const __gri
     real *a = (real*)shared_bytes, *t = a + 4 * ldm, *pieces = t + 4 * ldm, *d_d = pieces + 4 * PIECES * m2;
     int center = center_of_row(b, row);
     size_t at = (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
+    after_previous();
     load_a(a, b, b.a, row);
     for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) t[i] = real(0);
     __syncthreads();

@@ -75,15 +75,21 @@ __device__ void force_terms(const Batch& b, const Frame& frame, int row, int ato
 extern "C" __global__ void collect(const __grid_constant__ Batch b) {
     int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= b.n_rows) return;
+    // Frames and slots do not change in a step.
     int f = b.row_frame[row], local = b.row_local[row], center = center_of_row(b, row);
     const Frame frame = b.frames[b.turn->slots[f]];
     const real* de_d = b.de_d + (size_t)f * b.pair_stride * 3;
     const u32* start = frame.pair_start + (size_t)local * b.n_types;
     u32 atom = frame.order[local];
+    u32 first = start[0], end = start[b.n_types];
+    u32 reverse_first = frame.reverse_start[atom], reverse_end = frame.reverse_start[atom + 1];
+    after_previous();
     double force[3] = {};
-    for (u32 p = start[0] + lane; p < start[b.n_types]; p += 32)
+#pragma unroll 4
+    for (u32 p = first + lane; p < end; p += 32)
         for (int k = 0; k < 3; k++) force[k] += (double)de_d[3 * p + k];
-    for (u32 r = frame.reverse_start[atom] + lane; r < frame.reverse_start[atom + 1]; r += 32) {
+#pragma unroll 4
+    for (u32 r = reverse_first + lane; r < reverse_end; r += 32) {
         u32 p = frame.reverse[r];
         for (int k = 0; k < 3; k++) force[k] -= (double)de_d[3 * p + k];
     }
@@ -110,6 +116,7 @@ __device__ __forceinline__ void energy_seed(const Batch& b, int row, double dl_e
 // dL/denergy of every row, from seeds that the host made.
 extern "C" __global__ void energy_seeds(const __grid_constant__ Batch b) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
+    after_previous();
     if (row >= b.n_rows) return;
     int f = b.row_frame[row];
     u32 atom = b.frames[b.turn->slots[f]].order[b.row_local[row]];
@@ -120,6 +127,7 @@ extern "C" __global__ void energy_seeds(const __grid_constant__ Batch b) {
 extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_constant__ Batch b) {
     __shared__ double scratch[8];
     int f = blockIdx.x;
+    after_previous();
     const Frame frame = b.frames[b.turn->slots[f]];
     size_t first = (size_t)f * b.atom_stride;
     double energy = 0, compared = 0, virial[9] = {}, force[6] = {}, atoms[3] = {};
@@ -198,6 +206,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_consta
 extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constant__ Batch b, const double* tails,
                                                             int n_nets, int blocks) {
     __shared__ double scratch[8];
+    after_previous();
     bool norms = b.f_use_norm && b.function == MAE;
     double F = b.n_frames, n = b.n_real;
     double penalties[5] = {F, b.f_use_norm ? n : 3.0 * n, 9.0 * F, n, 3.0 * n};
@@ -217,18 +226,27 @@ extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constan
         loss += b.turn->weight[term] * sums[0] / penalties[term];
         if (threadIdx.x == 0) out[1 + 3 * term] = sums[1], out[2 + 3 * term] = sums[2], out[3 + 3 * term] = counts[term];
     }
+    // Tails of the nets, a warp for each.
+    double tail = 0;
+    for (int net = threadIdx.x / 32; net < n_nets; net += blockDim.x / 32) {
+        double last = 0, largest = 1e-300;
+        for (int k = threadIdx.x % 32; k < blocks; k += 32) {
+            last = fmax(last, tails[2 * (net * blocks + k)]);
+            largest = fmax(largest, tails[2 * (net * blocks + k) + 1]);
+        }
+        for (int step = 16; step > 0; step >>= 1) {
+            last = fmax(last, __shfl_xor_sync(FULL_WARP, last, step));
+            largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+        }
+        tail = fmax(tail, last / largest);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = tail;
+    __syncthreads();
     if (threadIdx.x != 0) return;
     out[0] = loss;
     // A batch that is only looked at counts no gradient.
     if (!isfinite(loss) && b.turn->count > 0.0) atomicCAS(&b.status->bad_step, 0u, b.turn->step + 1);
-    double tail = 0;
-    for (int net = 0; net < n_nets; net++) {
-        double last = 0, largest = 1e-300;
-        for (int k = 0; k < blocks; k++) {
-            last = fmax(last, tails[2 * (net * blocks + k)]);
-            largest = fmax(largest, tails[2 * (net * blocks + k) + 1]);
-        }
-        tail = fmax(tail, last / largest);
-    }
+    for (int w = 1; w < (int)blockDim.x / 32; w++) tail = fmax(tail, scratch[w]);
     b.status->tail = fmax(b.status->tail, tail);
 }
