@@ -153,12 +153,13 @@ for section in $sections; do
         result "$section" $? "two ranks on one GPU $a, one rank with twice the draws $b"
         ;;
     restart)
-        folder=$(fresh restart_whole) && input "$folder/input.json" 4 200 50 float64 && train "$folder"
-        folder=$(fresh restart_parts) && input "$folder/input.json" 4 100 50 float64 && train "$folder"
-        input "$folder/input.json" 4 200 50 float64 && train "$folder" --restart model.ckpt
+        folder=$(fresh restart_whole) && input "$folder/input.json" 4 200 50 float64
+        sed -i 's/"save_freq": 1000000/"save_freq": 100/' "$folder/input.json" && train "$folder"
+        folder=$(fresh restart_parts) && cp "$out/restart_whole"/{input.json,lcurve.out,model.ckpt-100.phx} "$folder/"
+        train "$folder" --restart model.ckpt-100.phx
         a=$(bits "$out/restart_whole") b=$(bits "$out/restart_parts")
         [ "$a" = "$b" ] && grep -q 'continuing after step 100' "$folder/log"
-        result "$section" $? "200 steps $a, 100 and 100 more $b"
+        result "$section" $? "200 steps $a, 100 of them again from a checkpoint $b"
         ;;
     streaming)
         # All of 1280 frames stay; 44 stay; none stays; none stays but all are kept prepared on the host.
@@ -177,26 +178,32 @@ for section in $sections; do
         result "$section" $? "frames stay, 44 stay, none stays, none but kept on the host; 4, then 64 frames a step:$words"
         ;;
     memory)
+        # Another process leaves 1 GB: enough for 4 frames a step, not for 256.
         folder=$(fresh memory) && input "$folder/input.json" 4 20 10 float64 && train "$folder"
         kept=$(md5sum <"$folder/model.ckpt-20.phx")
-        # 60,000 frames a step, out of 64,000 repeated ones.
-        big=$out/water_64000
-        mkdir -p "$big" && cp "$frames"/type*.raw "$big/"
-        for k in $(seq 0 799); do ln -sfn "$frames/set.$(printf %03d $((k % 16)))" "$big/set.$(printf %03d "$k")"; done
-        input "$folder/input.json" 60000 40 10 float64
-        sed -i "s|$frames|$big|" "$folder/input.json"
-        (cd "$folder" && timeout 120 "$bin/dp" train input.json --skip-neighbor-stat --device cuda --restart model.ckpt >log 2>&1)
+        python3 -c '
+import sys, time, torch
+free = torch.cuda.mem_get_info()[0]
+held = torch.empty(free - 1000000000, dtype=torch.uint8, device="cuda")
+print("holds", flush=True)
+sys.stdin.read()' < <(sleep 100) >"$folder/holder" 2>&1 &
+        holder=$!
+        for k in $(seq 300); do grep -q holds "$folder/holder" && break; sleep 0.1; done
+        input "$folder/input.json" 256 40 10 float64 ', "gpu_memory": 0.1'
+        (cd "$folder" && timeout 60 "$bin/dp" train input.json --skip-neighbor-stat --device cuda --restart model.ckpt >log 2>&1)
         code=$?
         [ $code = 1 ] && grep -q 'cannot get .* MB for ' "$folder/log" && grep -q 'help: lower training.batch_size' "$folder/log" &&
             ! grep -q panicked "$folder/log" && [ "$kept" = "$(md5sum <"$folder/model.ckpt-20.phx")" ]
         result "$section" $? "exit $code: $(grep -o 'cannot get .*' "$folder/log" | head -1)"
+        kill $holder 2>/dev/null
+        wait $holder 2>/dev/null
         CUDA_VISIBLE_DEVICES= train "$folder" --restart model.ckpt
         code=$?
         [ $code = 1 ] && grep -q CUDA_VISIBLE_DEVICES "$folder/log"
         result "no gpu" $? "exit $code: $(grep -h 'no GPU\|no CUDA\|CUDA_ERROR' "$folder/log" | head -1)"
         ;;
     lost)
-        timeout 60 "$bin/unit" --ignored --exact --nocapture engine::cuda::tests::a_gpu_that_is_lost_says_so_in_every_call_and_how_to_go_on >"$out/lost.log" 2>&1
+        timeout 30 "$bin/unit" --ignored --exact --nocapture engine::cuda::tests::a_gpu_that_is_lost_says_so_in_every_call_and_how_to_go_on >"$out/lost.log" 2>&1
         result "$section" $? "$(grep -m1 'CUDA_ERROR' "$out/lost.log")"
         ;;
     test)

@@ -85,7 +85,9 @@ pub struct CudaLearner {
     count: f64,
     wants_norm: bool,
     /// Numbers of the next steps, one piece for each.
-    ring: Vec<(Pinned, Event)>,
+    ring: Pinned,
+    /// When a piece may be written again.
+    taken: Vec<Event>,
     next: usize,
     looked: (Pinned, Event, bool),
     graphs: HashMap<(u64, Recorded), Option<Graph>>,
@@ -123,7 +125,7 @@ impl CudaLearner {
         let device = Device::open(&gpu.cuda, gpu.index, numbers, &env);
         let device = team.agree(device)?;
         let built = Self::build(&device, setup, start_lr);
-        let core = team.agree(built)?;
+        let mut core = team.agree(built)?;
         let first_slot = core.store.capacity() - validation_slots(setup);
         let (free, _) = team.agree(device.memory())?;
         let bytes = (free as f64 * training.gpu_memory) as usize;
@@ -138,11 +140,12 @@ impl CudaLearner {
             .batch_sizes
             .iter()
             .chain(setup.data.validation.iter().flat_map(|data| &data.batch_sizes));
-        let turn_bytes = TURN_HEADER + 4 * most.copied().max().unwrap_or(1);
-        let slot =
-            || -> Result<(Pinned, Event)> { Ok((Pinned::new(&device, turn_bytes)?, Event::new(&device)?)) };
-        let ring = (0..AHEAD).map(|_| slot()).collect::<Result<Vec<_>>>();
+        let turn_bytes = (TURN_HEADER + 4 * most.copied().max().unwrap_or(1)).next_multiple_of(64);
+        let ring = Pinned::new(&device, AHEAD * turn_bytes);
         let ring = team.agree(ring)?;
+        core.take_turns_from(&ring, AHEAD);
+        let taken = (0..AHEAD).map(|_| Event::new(&device)).collect::<Result<Vec<_>>>();
+        let taken = team.agree(taken)?;
         let looked =
             Pinned::new(&device, size_of::<Status>()).and_then(|p| Ok((p, Event::new(&device)?, false)));
         let count = match &sum {
@@ -160,6 +163,7 @@ impl CudaLearner {
             count,
             wants_norm: training.gradient_max_norm > 0.0 || training.tensorboard,
             ring,
+            taken,
             next: 0,
             looked: team.agree(looked)?,
             graphs: HashMap::new(),
@@ -271,24 +275,28 @@ impl CudaLearner {
         }
     }
 
-    /// Sends the numbers of a batch ahead of it, without waiting for the device unless it is far behind.
+    /// Leaves the numbers of a batch where its first pass takes them, without waiting for the device unless it is far
+    /// behind. [`CudaLearner::sent`] follows when the pass is started.
     fn send(&mut self, turn: &layout::Turn, slots: &[u32]) -> Result<()> {
         let at = self.next % AHEAD;
         if self.next >= AHEAD {
-            self.ring[at].1.wait()?;
+            self.taken[at].wait()?;
         }
-        let (pinned, event) = &mut self.ring[at];
-        let bytes = TURN_HEADER + 4 * slots.len();
-        let memory = pinned.bytes_mut();
+        let each = self.ring.bytes().len() / AHEAD;
+        let memory = &mut self.ring.bytes_mut()[at * each..(at + 1) * each];
+        assert!(TURN_HEADER + 4 * slots.len() <= each, "room was made for the largest batch");
         // SAFETY: a plain structure of numbers, read as bytes.
         let header = unsafe { std::slice::from_raw_parts((&raw const *turn).cast::<u8>(), TURN_HEADER) };
         memory[..TURN_HEADER].copy_from_slice(header);
-        for (to, slot) in memory[TURN_HEADER..bytes].chunks_exact_mut(4).zip(slots) {
+        for (to, slot) in memory[TURN_HEADER..].chunks_exact_mut(4).zip(slots) {
             to.copy_from_slice(&slot.to_le_bytes());
         }
-        let stream = self.core.device.stream();
-        pinned.copy_to(stream, self.core.turn.ptr(), 0, bytes)?;
-        event.record(stream)?;
+        Ok(())
+    }
+
+    /// A pass that takes what was sent is started.
+    fn sent(&mut self) -> Result<()> {
+        self.taken[self.next % AHEAD].record(self.core.device.stream())?;
         self.next += 1;
         Ok(())
     }
@@ -356,6 +364,7 @@ impl CudaLearner {
             self.send(&numbers, &slots)?;
             let whole = self.draws == 1 && !on_host;
             self.replay(&shape, if whole { Recorded::Whole } else { Recorded::Gradient })?;
+            self.sent()?;
             drop(span);
             if let Sum::Host(sum) = &mut self.sum {
                 let span = profiler.span(Phase::Communication);

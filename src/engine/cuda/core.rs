@@ -1,12 +1,13 @@
 //! A model with its frames on a device, and the passes of a step over them.
 
-use super::device::{Buffer, Device, Event, Stream, arguments};
+use super::device::{Buffer, Device, Event, Pinned, Stream, arguments};
 use super::frame::Facts;
 use super::layout::{Batch, Status, Turn};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
 use super::shape::{FrameShape, Shape, work_bytes};
 use super::store::{Store, feature_launch};
+use super::sys::DevicePtr;
 use crate::engine::cpu::argument_range;
 use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
 use crate::loss::options::{EnerLossOptions, LossFunction};
@@ -54,6 +55,10 @@ pub struct Core {
     terms: Terms,
     constants: Batch,
     pub turn: Buffer,
+    /// Memory of the host with the numbers of the next steps: where it is, bytes of each and their number. Absent: none.
+    ring: (DevicePtr, u32, u32),
+    /// Steps taken from the ring.
+    counter: Buffer,
     pub values: Buffer,
     views: Buffer,
     n_views: usize,
@@ -104,6 +109,8 @@ impl Core {
             range: argument_range(model, min_distance),
             constants: Batch::default(),
             turn: Buffer::zeroed(device, TURN_HEADER + 4 * MAX_FRAMES, "a step's numbers")?,
+            ring: (0, 0, 1),
+            counter: Buffer::zeroed(device, 8, "a step's numbers")?,
             values: Buffer::zeroed(device, 128 * PLACES, "losses")?,
             n_views: views.len(),
             view_blocks: super::network::n_blocks(&views),
@@ -330,7 +337,9 @@ impl Core {
     fn forces(&self, shape: &Shape) -> Result<()> {
         let (device, b) = (&self.device, &shape.batch);
         let (n, size) = (shape.n_rows, device.numbers.size());
-        device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b])?;
+        let (ring, stride, places) = self.ring;
+        let counter = self.counter.ptr();
+        device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b, ring, stride, places, counter])?;
         self.products(&shape.describe)?;
         device.launch("descriptor", n, 256, 4 * b.ldm as usize * size, arguments![*b])?;
         self.products(&shape.forward)?;
@@ -356,8 +365,8 @@ impl Core {
     fn adjoint(&self, shape: &Shape, second: i32) -> Result<()> {
         let b = &shape.batch;
         let (ldm, m1, m2) = (b.ldm as usize, b.m1 as usize, b.m2 as usize);
-        let shared = (8 * ldm + 32 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
-        self.device.launch("descriptor_adjoint", shape.n_rows, 128, shared, arguments![*b, second])
+        let shared = (8 * ldm + 64 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
+        self.device.launch("descriptor_adjoint", shape.n_rows, 256, shared, arguments![*b, second])
     }
 
     /// dL/denergy of every row from seeds that were copied to the device.
@@ -538,6 +547,12 @@ impl Core {
         let mut status = [Status::default()];
         self.network.status.read(0, &mut status)?;
         Ok(status[0])
+    }
+
+    /// From now on a first pass takes the numbers of its step, and its slots, from the next of `places` pieces of
+    /// page-locked memory, which must outlive all passes.
+    pub fn take_turns_from(&mut self, ring: &Pinned, places: usize) {
+        self.ring = (ring.ptr(), (ring.bytes().len() / places) as u32, places as u32);
     }
 
     /// Copies the numbers of a step and its slots, from ordinary memory.

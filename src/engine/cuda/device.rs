@@ -238,13 +238,8 @@ impl Device {
             cuda.check((driver.primary_ctx_retain)(&mut context, id), "make a context on it")?;
             self.context = context;
             self.bind()?;
-            let (mut least, mut most) = (0, 0);
-            cuda.check((driver.ctx_get_stream_priority_range)(&mut least, &mut most), "ask for priorities")?;
-            for (number, stream) in self.streams.iter_mut().enumerate() {
-                // The main stream is the longest way through a step: the others take what it leaves.
-                let priority = if number == 0 { most } else { least };
-                let code = (driver.stream_create)(stream, sys::STREAM_NON_BLOCKING, priority);
-                cuda.check(code, "make a stream")?;
+            for stream in &mut self.streams {
+                cuda.check((driver.stream_create)(stream, sys::STREAM_NON_BLOCKING), "make a stream")?;
             }
             cuda.check(
                 (driver.module_load_data)(&mut self.module, code.as_ptr().cast()),

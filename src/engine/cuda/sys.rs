@@ -93,8 +93,7 @@ functions! {
         memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);
         memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
         memset_d8_async = "cuMemsetD8Async" (DevicePtr, u8, usize, Handle);
-        ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
-        stream_create = "cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int);
+        stream_create = "cuStreamCreate" (*mut Handle, c_uint);
         stream_synchronize = "cuStreamSynchronize" (Handle);
         stream_wait_event = "cuStreamWaitEvent" (Handle, Handle, c_uint);
         stream_begin_capture = "cuStreamBeginCapture_v2" (Handle, c_uint);

@@ -68,6 +68,7 @@ impl CudaLearner {
             numbers.count = 0.0; // nothing is learnt here
             self.send(&numbers, &slots)?;
             self.core.first_pass(&shape)?;
+            self.sent()?;
             let value = self.values_at(PLACES - 1)?;
             let atoms = slots.iter().map(|&s| self.core.store.facts(s as usize).shape.n_atoms).sum::<usize>();
             out.push((batch, atoms as f64, validate::shown(&value)));

@@ -181,6 +181,19 @@ __device__ __forceinline__ double hyperbolic(double x) {
     return copysign(e / (e + 2.0), x);
 }
 
+// Copies n numbers, the threads of a block side by side, with N loads of each under way at a time. (An unrolled loop
+// would do what is left over one by one.)
+template <int N, typename F> __device__ __forceinline__ void copy_many(F* to, const F* from, int n) {
+    for (int i0 = threadIdx.x; i0 < n; i0 += N * blockDim.x) {
+        F kept[N];
+#pragma unroll
+        for (int k = 0; k < N; k++) kept[k] = i0 + k * (int)blockDim.x < n ? from[i0 + k * blockDim.x] : F(0);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (i0 + k * (int)blockDim.x < n) to[i0 + k * blockDim.x] = kept[k];
+    }
+}
+
 // The sum over a warp, the same on every lane, always in the same order.
 template <typename F> __device__ __forceinline__ F warp_sum(F x) {
     for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_WARP, x, step);

@@ -17,8 +17,7 @@ __device__ __forceinline__ double* trace_of(const Embedding& e, int net, int l, 
 // The parameters of a net, in shared memory where they fit (`room` numbers), else where they are.
 __device__ __forceinline__ const double* near(double* shared, const double* params, int size, int room) {
     if (size > room) return params;
-#pragma unroll 16
-    for (int i = threadIdx.x; i < size; i += blockDim.x) shared[i] = params[i];
+    copy_many<13>(shared, params, size);
     return shared;
 }
 
@@ -64,13 +63,15 @@ template <typename F> __device__ __forceinline__ void transform_column(double (&
     int half = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
 #pragma unroll
     for (int r = 0; r < NODES; r++) sum[r] = 0;
-    if (is_there) {
-#pragma unroll 16
-        for (int k = half * terms / 2; k < (half + 1) * terms / 2; k++) {
-            double v = (double)from[k * ld + m];
+    constexpr int MANY = 22;
+    for (int k0 = half * terms / 2, end = k0 + terms / 2; is_there && k0 < end; k0 += MANY) {
+        F v[MANY];
 #pragma unroll
-            for (int r = 0; r < NODES; r++) sum[r] = fma(weights[r][k], v, sum[r]);
-        }
+        for (int k = 0; k < MANY; k++) v[k] = k0 + k < end ? from[(k0 + k) * ld + m] : F(0);
+#pragma unroll
+        for (int k = 0; k < MANY; k++)
+#pragma unroll
+            for (int r = 0; r < NODES; r++) sum[r] = fma(weights[r][min(k0 + k, end - 1)], (double)v[k], sum[r]);
     }
     __syncthreads();
     if (half)
@@ -127,6 +128,14 @@ extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_co
     for (int i = threadIdx.x; i < NODES * terms; i += blockDim.x)
         weights[i % NODES][i / NODES] = e.transform[i / NODES * terms + first + i % NODES];
     const double* params = near((double*)shared_bytes, e.params + (size_t)net * e.net_size, e.net_size, room);
+    // f and d of this thread's first element of a layer are loaded one layer ahead.
+    double f_next = 0, d_next = 0;
+    auto look_ahead = [&](int l) {
+        int n = e.layers[l].n_out, i = threadIdx.x;
+        if (i >= NODES * n) return;
+        f_next = trace_of(e, net, l, TRACE_F)[first * n + i], d_next = trace_of(e, net, l, TRACE_D)[first * n + i];
+    };
+    look_ahead(e.n_layers - 1);
     after_previous();
     int widest = 1;
     for (int l = 0; l < e.n_layers; l++) widest = max(widest, e.layers[l].n_out);
@@ -150,12 +159,14 @@ extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_co
         double* trace_t = trace_of(e, net, l, TRACE_DL_T) + first * n;
         __syncthreads();
         for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
+            bool is_known = i == threadIdx.x;
             double idt = layer.idt < 0 ? 1.0 : params[layer.idt + i % n];
-            double dl = dl_y[i] * idt * d[i];
+            double dl = dl_y[i] * idt * (is_known ? d_next : d[i]);
             dl_z[i] = dl, trace_z[i] = dl;
-            if (layer.idt >= 0) trace_t[i] = dl_y[i] * f[i];
+            if (layer.idt >= 0) trace_t[i] = dl_y[i] * (is_known ? f_next : f[i]);
         }
         if (!l) break;
+        look_ahead(l - 1);
         __syncthreads();
         // Two neighbouring threads share the columns of an element.
         int count = 2 * NODES * n_in, half = (n + 1) / 2;
@@ -218,9 +229,17 @@ extern "C" __global__ void __launch_bounds__(256) embed_weights(const __grid_con
     after_previous();
     double sum = 0;
     if (dl) {
-        int first = part * e.terms / 4, end = (part + 1) * e.terms / 4;
-#pragma unroll 8
-        for (int r = first; r < end; r++) sum = fma(x ? x[r * ldx] : 1.0, dl[r * ld], sum);
+        constexpr int MANY = 11;
+        for (int r0 = part * (e.terms / 4), end = r0 + e.terms / 4; r0 < end; r0 += MANY) {
+            double a[MANY], d[MANY];
+#pragma unroll
+            for (int k = 0; k < MANY; k++) {
+                bool is_there = r0 + k < end;
+                a[k] = is_there && x ? x[(r0 + k) * ldx] : 1.0, d[k] = is_there ? dl[(r0 + k) * ld] : 0.0;
+            }
+#pragma unroll
+            for (int k = 0; k < MANY; k++) sum = fma(a[k], d[k], sum);
+        }
     }
     sums[part][threadIdx.x % WEIGHTS] = sum;
     __syncthreads();

@@ -222,11 +222,18 @@ extern "C" __global__ void __launch_bounds__(160) pair_forces(const __grid_const
     if (p < end) pair = pair_at(b, frame, p, center);
     after_previous();
     const real* from = b.de_q + (size_t)row * 4 * tk;
-    for (int i = threadIdx.x; i < 4 * tk; i += blockDim.x) {
-        int c = i / tk, k = i % tk;
-        real e = from[i];
-        de_q[8 * k + c] = e;
-        de_q[8 * k + 4 + c] = real(k % terms) * e;
+    constexpr int MANY = 5;
+    for (int i0 = threadIdx.x; i0 < 4 * tk; i0 += MANY * blockDim.x) {
+        real kept[MANY];
+#pragma unroll
+        for (int n = 0; n < MANY; n++) kept[n] = i0 + n * (int)blockDim.x < 4 * tk ? from[i0 + n * blockDim.x] : real(0);
+#pragma unroll
+        for (int n = 0; n < MANY; n++) {
+            int i = i0 + n * blockDim.x, c = i / tk, k = i - c * tk;
+            if (i >= 4 * tk) break;
+            de_q[8 * k + c] = kept[n];
+            de_q[8 * k + 4 + c] = real(k % terms) * kept[n];
+        }
     }
     __syncthreads();
     real middle = (real)b.middle, inv_half = (real)b.inv_half;

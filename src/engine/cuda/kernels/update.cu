@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256) gradient_norm(double* squares,
 
 // One update, and the copies that the nets read, for blocks of views from `first_block` on. `n_squares` 0: the norm is
 // not known and not needed. `moves`: 0 copies only, 1 takes the gradient from the flat vector, 2 from its pieces.
-extern "C" __global__ void __launch_bounds__(256, 4) adam(double* params, double* first_moment, double* second_moment,
+extern "C" __global__ void __launch_bounds__(256) adam(double* params, double* first_moment, double* second_moment,
                                                        const double* grad, const double* squares, int n_squares,
                                                        const View* views, int n_views, u64 n_params, const Turn* turn,
                                                        Status* status, int moves, int first_block) {
