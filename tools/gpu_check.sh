@@ -182,11 +182,11 @@ for section in $sections; do
         folder=$(fresh memory) && input "$folder/input.json" 4 20 10 float64 && train "$folder"
         kept=$(md5sum <"$folder/model.ckpt-20.phx")
         python3 -c '
-import sys, time, torch
+import time, torch
 free = torch.cuda.mem_get_info()[0]
 held = torch.empty(free - 1000000000, dtype=torch.uint8, device="cuda")
 print("holds", flush=True)
-sys.stdin.read()' < <(sleep 100) >"$folder/holder" 2>&1 &
+time.sleep(100)' >"$folder/holder" 2>&1 &
         holder=$!
         for k in $(seq 300); do grep -q holds "$folder/holder" && break; sleep 0.1; done
         input "$folder/input.json" 256 40 10 float64 ', "gpu_memory": 0.1'
