@@ -6,7 +6,8 @@
 # BIN   folder with prebuilt programs: dp, pinn, oracle (tests/oracle), unit (the unit tests). Without it they are built with cargo.
 # DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
 # OUT   folder for logs and the table (default: a new temporary folder).
-# Sections: unit oracle determinism graph sanitizer nccl shared times utilisation start pinn. Without any: all of them.
+# Sections: unit oracle determinism graph sanitizer nccl shared restart streaming memory lost test times utilisation start
+# profile pinn. Without any: all of them. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
 bin= data=$here/../shared/data out=
@@ -14,7 +15,7 @@ while getopts b:d:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph sanitizer nccl shared times utilisation start pinn}
+sections=${*:-unit oracle determinism graph sanitizer nccl shared restart streaming memory lost test times utilisation start profile pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -64,8 +65,21 @@ train() {
     (cd "$folder" && "$bin/dp" train input.json --skip-neighbor-stat --device cuda "$@" >log 2>&1)
 }
 fresh() { rm -rf "$out/$1" && mkdir -p "$out/$1" && echo "$out/$1"; }
-# bits FOLDER: a number for all parameters and the learning curve of a run
-bits() { (cd "$1" && cat lcurve.out && ls model.ckpt-*.phx | tail -1 | xargs cat) | md5sum | cut -c1-12; }
+# speed FOLDER BATCH STEPS: samples/s of the second half of a run, from the wall times of its log
+speed() {
+    grep 'total wall time' "$1/log" | tail -1 | sed 's/.*wall time = \([0-9.]*\) s.*/\1/' | awk -v n=$(($3 / 2 * $2)) '{printf "%.0f", n / $1}'
+}
+# bits FOLDER: a number for the learning curve of a run, and all parameters, moments and the series of its last checkpoint
+bits() {
+    (cd "$1" && cat lcurve.out && ls -v model.ckpt-*.phx | tail -1 | xargs python3 -c '
+import json, sys
+data = open(sys.argv[1], "rb").read()
+end = 32 + int.from_bytes(data[24:32], "little")
+table, start = json.loads(data[32:end]), (end + 63) // 64 * 64
+for array in table["arrays"]: sys.stdout.buffer.write(data[start + array["offset"] :][: array["bytes"]])
+print({key: table["header"].get(key) for key in ["step", "draws", "engine"]})
+') 2>/dev/null | md5sum | cut -c1-12
+}
 
 # pinn_run FOLDER PRECISION BATCH STEPS DEVICE [arguments]: trains the default PiNet on 24-atom frames, energies and forces
 pinn_run() {
@@ -112,9 +126,10 @@ for section in $sections; do
     graph)
         folder=$(fresh graph_on) && input "$folder/input.json" 4 200 50 float64 && train "$folder"
         folder=$(fresh graph_off) && input "$folder/input.json" 4 200 50 float64 && PHALANX_GRAPHS=0 train "$folder"
-        a=$(bits "$out/graph_on") b=$(bits "$out/graph_off")
-        [ "$a" = "$b" ] && [ -s "$out/graph_on/lcurve.out" ]
-        result "$section" $? "recorded steps $a, kernel by kernel $b"
+        folder=$(fresh graph_apart) && input "$folder/input.json" 4 200 50 float64 && PHALANX_OVERLAP=0 train "$folder"
+        a=$(bits "$out/graph_on") b=$(bits "$out/graph_off") c=$(bits "$out/graph_apart")
+        [ "$a" = "$b" ] && [ "$a" = "$c" ] && [ -s "$out/graph_on/lcurve.out" ]
+        result "$section" $? "recorded steps $a, kernel by kernel $b, none before the last has ended $c"
         ;;
     sanitizer)
         folder=$(fresh sanitizer) && input "$folder/input.json" 1 3 1 float64
@@ -133,25 +148,118 @@ for section in $sections; do
         folder=$(fresh shared_two) && input "$folder/input.json" 4 60 20 float64 "$keys"
         (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n 2 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
         folder=$(fresh shared_one) && input "$folder/input.json" 4 60 20 float64 "$keys, \"gradient_accumulation\": 2" && train "$folder"
-        # The seconds that a rank took are in the log alone; the learning curve holds values only.
-        a=$(md5sum <"$out/shared_two/lcurve.out" | cut -c1-12) b=$(md5sum <"$out/shared_one/lcurve.out" | cut -c1-12)
+        a=$(bits "$out/shared_two") b=$(bits "$out/shared_one")
         [ "$a" = "$b" ] && [ -s "$out/shared_one/lcurve.out" ]
         result "$section" $? "two ranks on one GPU $a, one rank with twice the draws $b"
+        ;;
+    restart)
+        folder=$(fresh restart_whole) && input "$folder/input.json" 4 200 50 float64
+        sed -i 's/"save_freq": 1000000/"save_freq": 100/' "$folder/input.json" && train "$folder"
+        folder=$(fresh restart_parts) && cp "$out/restart_whole"/{input.json,lcurve.out,model.ckpt-100.phx} "$folder/"
+        train "$folder" --restart model.ckpt-100.phx
+        a=$(bits "$out/restart_whole") b=$(bits "$out/restart_parts")
+        [ "$a" = "$b" ] && grep -q 'continuing after step 100' "$folder/log"
+        result "$section" $? "200 steps $a, 100 of them again from a checkpoint $b"
+        ;;
+    streaming)
+        # All of 1280 frames stay; 44 stay; none stays; none stays but all are kept prepared on the host.
+        words=
+        for batch in 4 64; do
+            steps=$((batch == 4 ? 2000 : 160)) k=0
+            for keys in '0.6' '0.0005' '0.0000001' '0.0000001, "geometry_cache": 4000'; do
+                folder=$(fresh "stream_${batch}_$k") k=$((k + 1))
+                input "$folder/input.json" $batch $steps $((steps / 2)) float64 ", \"gpu_memory\": $keys"
+                train "$folder"
+                words="$words $(bits "$folder") $(speed "$folder" $batch $steps)/s"
+                cmp -s <(bits "$out/stream_${batch}_0") <(bits "$folder") || words="$words DIFFER"
+            done
+        done
+        [[ $words != *DIFFER* ]] && grep -q 'those beyond it are copied' "$out/stream_4_1/log" && ! grep -q 'those beyond' "$out/stream_4_0/log"
+        result "$section" $? "frames stay, 44 stay, none stays, none but kept on the host; 4, then 64 frames a step:$words"
+        ;;
+    memory)
+        # Another process leaves 1 GB: enough for 4 frames a step, not for 256.
+        folder=$(fresh memory) && input "$folder/input.json" 4 20 10 float64 && train "$folder"
+        kept=$(md5sum <"$folder/model.ckpt-20.phx")
+        python3 -c '
+import time, torch
+free = torch.cuda.mem_get_info()[0]
+held = torch.empty(free - 1000000000, dtype=torch.uint8, device="cuda")
+print("holds", flush=True)
+time.sleep(100)' >"$folder/holder" 2>&1 &
+        holder=$!
+        for k in $(seq 300); do grep -q holds "$folder/holder" && break; sleep 0.1; done
+        input "$folder/input.json" 256 40 10 float64 ', "gpu_memory": 0.1'
+        (cd "$folder" && timeout 60 "$bin/dp" train input.json --skip-neighbor-stat --device cuda --restart model.ckpt >log 2>&1)
+        code=$?
+        [ $code = 1 ] && grep -q 'cannot get .* MB for ' "$folder/log" && grep -q 'help: lower training.batch_size' "$folder/log" &&
+            ! grep -q panicked "$folder/log" && [ "$kept" = "$(md5sum <"$folder/model.ckpt-20.phx")" ]
+        result "$section" $? "exit $code: $(grep -o 'cannot get .*' "$folder/log" | head -1)"
+        kill $holder 2>/dev/null
+        wait $holder 2>/dev/null
+        CUDA_VISIBLE_DEVICES= train "$folder" --restart model.ckpt
+        code=$?
+        [ $code = 1 ] && grep -q CUDA_VISIBLE_DEVICES "$folder/log"
+        result "no gpu" $? "exit $code: $(grep -h 'no GPU\|no CUDA\|CUDA_ERROR' "$folder/log" | head -1)"
+        ;;
+    lost)
+        timeout 30 "$bin/unit" --ignored --exact --nocapture engine::cuda::tests::a_gpu_that_is_lost_says_so_in_every_call_and_how_to_go_on >"$out/lost.log" 2>&1
+        result "$section" $? "$(grep -m1 'CUDA_ERROR' "$out/lost.log")"
+        ;;
+    test)
+        folder=$(fresh dp_test) && input "$folder/input.json" 4 50 10 float64 && train "$folder"
+        (cd "$folder" && "$bin/dp" freeze -o model.dp >freeze.log 2>&1
+            for device in cpu cuda; do "$bin/dp" test -m model.dp -s "$data/water/data_0" -n 20 -d $device --device $device >test_$device.log 2>&1; done)
+        words=$(cd "$folder" && python3 - <<'END'
+import glob, sys
+worst = {}
+for path in sorted(glob.glob("cpu*.out")):
+    read = lambda name: [[float(x) for x in line.split()] for line in open(name) if not line.startswith("#")]
+    a, b = read(path), read("cuda" + path[3:])
+    assert len(a) == len(b) > 0, path
+    scale = max(abs(x) for row in a for x in row) or 1.0
+    worst[path[4:-4]] = max(abs(x - y) for r, s in zip(a, b) for x, y in zip(r, s)) / scale
+print(" ".join(f"{k} {v:.0e}" for k, v in worst.items()))
+sys.exit(not worst or max(worst.values()) > 1e-10)
+END
+)
+        result "$section" $? "largest deviation of dp test on the GPU from the CPU: $words"
+        ;;
+    profile)
+        # Kernels one by one, as ncu times them: not how long they hold up a step, which runs some of them side by side.
+        for batch in 1 256; do
+            folder=$(fresh "profile_$batch") && input "$folder/input.json" $batch 20 100 float64
+            (cd "$folder" && PHALANX_GRAPHS=0 PHALANX_OVERLAP=0 timeout 200 ncu --clock-control none --cache-control none --csv --metrics gpu__time_duration.sum \
+                --launch-skip $((batch == 1 ? 200 : 1500)) --launch-count 70 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >ncu.csv 2>log)
+            say "us of each kernel, $batch frames a step (ncu):"
+            say "$(python3 - "$folder/ncu.csv" <<'END'
+import csv, sys, collections
+lines = [l for l in open(sys.argv[1]) if l.startswith('"')]
+rows = list(csv.DictReader(lines))
+kernels = [(r["Kernel Name"], float(r["Metric Value"].replace(",", "")) / (1e3 if r["Metric Unit"] in ("ns", "nsecond") else 1)) for r in rows]
+begins = [i for i, (name, _) in enumerate(kernels) if name.startswith("begin")]
+step = kernels[begins[0]:begins[1]] if len(begins) > 1 else kernels
+print("; ".join(f"{name.split('(')[0]} {us:.1f}" for name, us in step))
+print(f"sum {sum(us for _, us in step):.0f} us in {len(step)} kernels")
+END
+)"
+        done
         ;;
     times)
         say ""
         say "samples/s (192 atoms of water, stock network; the second half of a run, from the wall times of its log)"
-        say "$(printf '%-10s %10s %10s %10s %10s %10s' precision 1 4 16 64 256)"
+        batches=${BATCHES:-1 4 16 64 256}
+        say "$(printf '%-10s' precision) $(printf '%10s ' $batches)"
         for precision in float64 float32 tf32; do
             line=$(printf '%-10s' $precision)
-            for batch in 1 4 16 64 256; do
+            for batch in $batches; do
                 folder=$(fresh "time_${precision}_$batch")
                 steps=$(python3 -c "print({1: 12000, 4: 6000, 16: 3000, 64: 800, 256: 240}[$batch])")
                 keys= network=$precision
                 [ $precision = tf32 ] && keys=', "gpu_products": "tf32"' && network=float32
                 input "$folder/input.json" $batch "$steps" $((steps / 2)) $network "$keys"
                 train "$folder"
-                speed=$(grep 'total wall time' "$folder/log" | tail -1 | sed 's/.*wall time = \([0-9.]*\) s.*/\1/' | awk -v n=$((steps / 2 * batch)) '{printf "%.0f", n / $1}')
+                speed=$(speed "$folder" $batch "$steps")
                 line="$line $(printf '%10s' "${speed:-failed}")"
             done
             say "$line"

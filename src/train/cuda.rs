@@ -1,5 +1,7 @@
 //! Learning on a GPU: parameters, frames and the whole step live there; the host replays recorded steps.
 
+mod validation;
+
 use super::feed::{Feed, FeedOptions, Placed, frame_bytes};
 use super::learner::{Learner, Snapshot, StepReport, Turn};
 use super::session::Session;
@@ -16,31 +18,35 @@ use crate::engine::cuda::frame::{
 use crate::engine::cuda::layout::{self, Status};
 use crate::engine::cuda::nccl::NcclComm;
 use crate::engine::cuda::shape::Shape;
+use crate::engine::cuda::staging::Staging;
 use crate::engine::cuda::{Device, Numbers};
 use crate::loss::ener::Term;
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::loss::{EnerLoss, LossValue};
 use crate::optim::adam::Rule;
 use crate::report::profile::{Phase, Profiler};
+use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
 use crate::{Result, bail, err};
 use serde_json::json;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use validation::{ValidationFrames, validation_slots};
 
 /// Steps that the host may be ahead of the device.
 const AHEAD: usize = 16;
 /// Batches that are drawn, and loaded where they must be, ahead of the step.
 const DEPTH: usize = 32;
+/// Fewer batches where they are large: so many frames wait at most, but always some batches.
+const WAITING_FRAMES: usize = 1024;
+const LEAST_DEPTH: usize = 3;
 /// Steps between looks at the device's status, and how many steps later its answer is waited for: fixed numbers, so that
 /// every run changes its series at the same step.
 const LOOK_EVERY: u64 = 16;
 const LOOK_AFTER: u64 = 8;
 /// Recorded steps that are kept; batches of more kinds than these are started kernel by kernel.
 const MOST_GRAPHS: usize = 64;
-/// Frames of the validation set that stay on the device.
-const VALIDATION_SLOTS: usize = 4096;
 /// Terms of the series that the memory of frames is counted with.
 const COUNTED_TERMS: usize = 64;
 
@@ -79,21 +85,15 @@ pub struct CudaLearner {
     count: f64,
     wants_norm: bool,
     /// Numbers of the next steps, one piece for each.
-    ring: Vec<(Pinned, Event)>,
+    ring: Pinned,
+    /// When a piece may be written again.
+    taken: Vec<Event>,
     next: usize,
     looked: (Pinned, Event, bool),
     graphs: HashMap<(u64, Recorded), Option<Graph>>,
     generation: u64,
     validation: Option<ValidationFrames>,
     stall_timeout: Duration,
-}
-
-/// The validation set, as far as it is on the device.
-struct ValidationFrames {
-    pool: Arc<Pool>,
-    first_slot: usize,
-    slots: HashMap<FrameId, u32>,
-    most: usize,
 }
 
 /// Options that decide how a GPU is used.
@@ -125,7 +125,7 @@ impl CudaLearner {
         let device = Device::open(&gpu.cuda, gpu.index, numbers, &env);
         let device = team.agree(device)?;
         let built = Self::build(&device, setup, start_lr);
-        let core = team.agree(built)?;
+        let mut core = team.agree(built)?;
         let first_slot = core.store.capacity() - validation_slots(setup);
         let (free, _) = team.agree(device.memory())?;
         let bytes = (free as f64 * training.gpu_memory) as usize;
@@ -140,11 +140,12 @@ impl CudaLearner {
             .batch_sizes
             .iter()
             .chain(setup.data.validation.iter().flat_map(|data| &data.batch_sizes));
-        let turn_bytes = TURN_HEADER + 4 * most.copied().max().unwrap_or(1);
-        let slot =
-            || -> Result<(Pinned, Event)> { Ok((Pinned::new(&device, turn_bytes)?, Event::new(&device)?)) };
-        let ring = (0..AHEAD).map(|_| slot()).collect::<Result<Vec<_>>>();
+        let turn_bytes = (TURN_HEADER + 4 * most.copied().max().unwrap_or(1)).next_multiple_of(64);
+        let ring = Pinned::new(&device, AHEAD * turn_bytes);
         let ring = team.agree(ring)?;
+        core.take_turns_from(&ring, AHEAD);
+        let taken = (0..AHEAD).map(|_| Event::new(&device)).collect::<Result<Vec<_>>>();
+        let taken = team.agree(taken)?;
         let looked =
             Pinned::new(&device, size_of::<Status>()).and_then(|p| Ok((p, Event::new(&device)?, false)));
         let count = match &sum {
@@ -162,16 +163,12 @@ impl CudaLearner {
             count,
             wants_norm: training.gradient_max_norm > 0.0 || training.tensorboard,
             ring,
+            taken,
             next: 0,
             looked: team.agree(looked)?,
             graphs: HashMap::new(),
             generation: if wishes.graphs { generation } else { u64::MAX },
-            validation: setup.data.validation.as_ref().map(|data| ValidationFrames {
-                pool: Arc::new(Pool::from_dataset(data)),
-                first_slot,
-                slots: HashMap::new(),
-                most: validation_slots(setup),
-            }),
+            validation: ValidationFrames::new(setup, first_slot),
             stall_timeout: training.stall_timeout,
             core,
             setup: setup.clone(),
@@ -236,9 +233,10 @@ impl CudaLearner {
         for slot in batch.leaving {
             self.core.store.remove(slot as usize)?;
         }
-        for (slot, frame) in &batch.coming {
+        for (slot, frame) in batch.coming {
             self.core.cover(&frame.facts, |core| core.params())?;
-            self.core.put(*slot as usize, frame)?;
+            self.core.put(slot as usize, &frame)?;
+            self.core.store.keep(frame);
         }
         Ok(batch.slots)
     }
@@ -277,24 +275,28 @@ impl CudaLearner {
         }
     }
 
-    /// Sends the numbers of a batch ahead of it, without waiting for the device unless it is far behind.
+    /// Leaves the numbers of a batch where its first pass takes them, without waiting for the device unless it is far
+    /// behind. [`CudaLearner::sent`] follows when the pass is started.
     fn send(&mut self, turn: &layout::Turn, slots: &[u32]) -> Result<()> {
         let at = self.next % AHEAD;
         if self.next >= AHEAD {
-            self.ring[at].1.wait()?;
+            self.taken[at].wait()?;
         }
-        let (pinned, event) = &mut self.ring[at];
-        let bytes = TURN_HEADER + 4 * slots.len();
-        let memory = pinned.bytes_mut();
+        let each = self.ring.bytes().len() / AHEAD;
+        let memory = &mut self.ring.bytes_mut()[at * each..(at + 1) * each];
+        assert!(TURN_HEADER + 4 * slots.len() <= each, "room was made for the largest batch");
         // SAFETY: a plain structure of numbers, read as bytes.
         let header = unsafe { std::slice::from_raw_parts((&raw const *turn).cast::<u8>(), TURN_HEADER) };
         memory[..TURN_HEADER].copy_from_slice(header);
-        for (to, slot) in memory[TURN_HEADER..bytes].chunks_exact_mut(4).zip(slots) {
+        for (to, slot) in memory[TURN_HEADER..].chunks_exact_mut(4).zip(slots) {
             to.copy_from_slice(&slot.to_le_bytes());
         }
-        let stream = self.core.device.stream();
-        pinned.copy_to(stream, self.core.turn.ptr(), 0, bytes)?;
-        event.record(stream)?;
+        Ok(())
+    }
+
+    /// A pass that takes what was sent is started.
+    fn sent(&mut self) -> Result<()> {
+        self.taken[self.next % AHEAD].record(self.core.device.stream())?;
         self.next += 1;
         Ok(())
     }
@@ -328,11 +330,11 @@ impl CudaLearner {
     }
 
     fn work(&self, shape: &Shape, what: Recorded) -> Result<()> {
+        if what == Recorded::Whole && matches!(self.sum, Sum::Alone) && !self.wants_norm {
+            return self.core.whole_step(shape);
+        }
         if what != Recorded::Update {
             self.core.gradient(shape)?;
-            if what == Recorded::Whole && matches!(self.sum, Sum::Alone) && !self.wants_norm {
-                return self.core.update(Gradient::Pieces(shape), false);
-            }
             self.core.reduce(shape)?;
         }
         if what == Recorded::Gradient {
@@ -362,6 +364,7 @@ impl CudaLearner {
             self.send(&numbers, &slots)?;
             let whole = self.draws == 1 && !on_host;
             self.replay(&shape, if whole { Recorded::Whole } else { Recorded::Gradient })?;
+            self.sent()?;
             drop(span);
             if let Sum::Host(sum) = &mut self.sum {
                 let span = profiler.span(Phase::Communication);
@@ -459,64 +462,6 @@ impl CudaLearner {
             .map(|(name, k)| Term { name: name.into(), value: shown(k) });
         Ok(LossValue { loss: numbers[0], terms: terms.collect() })
     }
-
-    /// Errors of the validation batches of this rank: number, atoms, values.
-    fn own_batches(&mut self, team: &Team, display: u64, lr: f64) -> Result<Vec<(u64, f64, Vec<f64>)>> {
-        let Some(validation) = &self.validation else { return Ok(Vec::new()) };
-        let batches = self.setup.input.training.numb_btch as u64;
-        let (pool, seed) = (validation.pool.clone(), self.setup.input.training.seed);
-        let mut sampler = Sampler::at(pool, seed, Purpose::Validation, display * batches);
-        let mut out = Vec::new();
-        for batch in 0..batches {
-            let draw = sampler.draw();
-            if batch as usize % team.size() != team.rank() {
-                continue;
-            }
-            let ids: Vec<_> =
-                draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
-            let slots = self.validation_slots(&ids)?;
-            let shape = self.core.shape(&slots)?;
-            let mut numbers = self.turn(0, lr, 0.0, &slots, PLACES - 1);
-            numbers.count = 0.0; // nothing is learnt here
-            self.send(&numbers, &slots)?;
-            self.core.first_pass(&shape)?;
-            let value = self.values_at(PLACES - 1)?;
-            let atoms = slots.iter().map(|&s| self.core.store.facts(s as usize).shape.n_atoms).sum::<usize>();
-            out.push((batch, atoms as f64, validate::shown(&value)));
-        }
-        Ok(out)
-    }
-
-    /// Where frames of the validation set are, after those that are absent were brought.
-    fn validation_slots(&mut self, ids: &[FrameId]) -> Result<Vec<u32>> {
-        let Some(data) = self.setup.data.validation.clone() else { return Ok(Vec::new()) };
-        let mut slots = Vec::with_capacity(ids.len());
-        for id in ids {
-            let Some(frames) = &mut self.validation else { break };
-            if !frames.slots.contains_key(id) && frames.slots.len() == frames.most {
-                // Others of this batch are brought again; this happens once in thousands of frames.
-                let all: Vec<u32> = frames.slots.drain().map(|(_, slot)| slot).collect();
-                for slot in all {
-                    self.core.store.remove(slot as usize)?;
-                }
-                return self.validation_slots(ids);
-            }
-            let slot = match frames.slots.get(id) {
-                Some(&slot) => slot,
-                None => {
-                    let slot = (frames.first_slot + frames.slots.len()) as u32;
-                    frames.slots.insert(*id, slot);
-                    let frame = data.systems[id.system].read_frame(id.frame)?;
-                    let frame = HostFrame::new(&self.setup.model, &frame, self.core.device.numbers)?;
-                    self.core.cover(&frame.facts, |core| core.params())?;
-                    self.core.put(slot as usize, &frame)?;
-                    slot
-                }
-            };
-            slots.push(slot);
-        }
-        Ok(slots)
-    }
 }
 
 impl Learner for CudaLearner {
@@ -573,12 +518,6 @@ fn prefactors(loss: &EnerLossOptions) -> [crate::loss::options::Prefactor; 5] {
     [loss.energy, loss.force, loss.virial, loss.atom_energy, loss.atom_pref_force]
 }
 
-fn validation_slots(setup: &Setup) -> usize {
-    let Some(data) = &setup.data.validation else { return 0 };
-    let largest = data.batch_sizes.iter().copied().max().unwrap_or(1);
-    data.systems.iter().map(|s| s.n_frames).sum::<usize>().min(VALIDATION_SLOTS.max(largest))
-}
-
 fn start_feed(
     team: &Team,
     session: &Session,
@@ -594,7 +533,8 @@ fn start_feed(
     let (model, numbers) = (setup.model.clone(), device.numbers);
     let each = frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_TERMS, numbers.size());
     let total: usize = data.systems.iter().zip(&each).map(|(s, b)| s.n_frames * b).sum();
-    if total > bytes {
+    let streams = total > bytes;
+    if streams {
         log::info!(
             "the training set would take {:.1} GB on the GPU, frames may take {:.1} GB: those beyond it are copied as they \
              are needed",
@@ -602,19 +542,39 @@ fn start_feed(
             bytes as f64 / 1e9
         );
     }
+    let largest = data.batch_sizes.iter().copied().max().unwrap_or(1).max(1);
     let options = FeedOptions {
         threads: session.threads.loaders,
-        depth: DEPTH,
+        depth: (WAITING_FRAMES / largest).clamp(LEAST_DEPTH, DEPTH),
         rank: team.rank(),
         size: team.size(),
         slots,
         bytes,
         frame_bytes: each,
     };
-    Feed::start(sampler, options, move |id| {
+    let prepare = move |id: FrameId| {
         let frame = data.systems[id.system].read_frame(id.frame)?;
         HostFrame::new(&model, &frame, numbers)
             .map_err(|e| e.at(format!("{}: frame {}", data.systems[id.system].path, id.frame)))
+    };
+    // Frames that come once are not worth pages that are locked for them.
+    if !streams {
+        return Feed::start(sampler, options, prepare);
+    }
+    let (staging, cache) = (Staging::new(device), setup.input.training.geometry_cache_bytes as usize);
+    let cache: Mutex<Lru<FrameId, Arc<HostFrame>>> = Mutex::new(Lru::new(cache));
+    Feed::start(sampler, options, move |id| {
+        let cache = || cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = cache().get(&id);
+        let frame = match known {
+            Some(frame) => frame,
+            None => {
+                let frame = Arc::new(prepare(id)?);
+                cache().insert(id, frame.clone(), frame.bytes().len());
+                frame
+            }
+        };
+        frame.staged(&staging)
     })
 }
 

@@ -308,6 +308,9 @@ impl<'a> Run<'a> {
         // A save under way is completed whatever happened.
         let saved = root.writer.finish();
         root.journal.close()?;
+        if let (Err(_), Ok(Some(path))) = (&outcome, &saved) {
+            log::warn!("{} is complete. To continue: {}", path.display(), root.journal.continue_command());
+        }
         let stopped = outcome?;
         saved?;
         if let Some(line) = messages::average_line(&root.watch) {

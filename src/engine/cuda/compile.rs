@@ -197,6 +197,25 @@ mod tests {
     }
 
     #[test]
+    fn every_kernel_waits_for_the_one_before_it() {
+        // Kernels are brought in while the one before them runs: one that does not wait reads what is not there yet.
+        let source = SOURCES.concat();
+        let kernels: Vec<&str> = source.split("__global__").skip(1).collect();
+        for kernel in &kernels {
+            let name: String = kernel.chars().take(120).collect();
+            let waits = ["after_previous();", "::run(p);", "features_of_row<true>("];
+            assert!(waits.iter().any(|call| kernel.contains(call)), "{name}");
+        }
+        let run = source.split("void run(const Products& p) {").nth(1).expect("products have one body");
+        assert!(run.trim_start().starts_with("after_previous();"), "products wait first");
+        let features = source.split("void features_of_row").nth(1).expect("features have one body");
+        assert!(
+            features.split("features_of_row").next().is_some_and(|body| body.contains("after_previous();"))
+        );
+        assert!(kernels.len() > 15, "{} kernels", kernels.len());
+    }
+
+    #[test]
     fn a_kept_file_is_whole_or_not_used() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/00000000000000000000000000000007-nvrtc1.2.cubin");

@@ -1,18 +1,20 @@
 //! A model with its frames on a device, and the passes of a step over them.
 
-use super::device::{Buffer, Device, Event, Stream, arguments};
+use super::device::{Buffer, Device, Event, Pinned, Stream, arguments};
 use super::frame::Facts;
 use super::layout::{Batch, Status, Turn};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
 use super::shape::{FrameShape, Shape, work_bytes};
 use super::store::{Store, feature_launch};
+use super::sys::DevicePtr;
 use crate::engine::cpu::argument_range;
 use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::model::dp::Dp;
 use crate::{Result, err};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Frames of the largest batch.
@@ -53,16 +55,39 @@ pub struct Core {
     terms: Terms,
     constants: Batch,
     pub turn: Buffer,
+    /// Memory of the host with the numbers of the next steps: where it is, bytes of each and their number. Absent: none.
+    ring: (DevicePtr, u32, u32),
+    /// Steps taken from the ring.
+    counter: Buffer,
     pub values: Buffer,
     views: Buffer,
     n_views: usize,
     view_blocks: usize,
+    /// Those of the embedding nets, which come first.
+    embedding_blocks: usize,
+    /// Which embedding nets learn.
+    trained: Buffer,
     work: Option<Buffer>,
     shapes: HashMap<u128, Arc<Shape>>,
     /// Changes whenever shapes or series do, so that what was recorded with them is not used any more.
     pub generation: u64,
-    /// Points where work forks and joins.
-    events: [Event; 4],
+    events: Events,
+}
+
+/// Points where work forks and joins.
+struct Events {
+    /// Forces are there.
+    first: Event,
+    /// dL/denergy and dL/dvirial are there.
+    seeds: Event,
+    /// dL/dz of all layers are there.
+    adjoints: Event,
+    /// dL/dinput is there.
+    inputs: Event,
+    /// The branch of the fitting nets has ended.
+    fitting: Event,
+    /// Sums over rows are there.
+    columns: Event,
 }
 
 impl Core {
@@ -77,20 +102,32 @@ impl Core {
         device.bind()?;
         let network = Network::new(device, model)?;
         let views = network.views();
+        let trained: Vec<i32> = views[..model.embedding.len()].iter().map(|view| view.trainable).collect();
         let mut core = Core {
             store: Store::new(device, capacity)?,
             series: None,
             range: argument_range(model, min_distance),
             constants: Batch::default(),
             turn: Buffer::zeroed(device, TURN_HEADER + 4 * MAX_FRAMES, "a step's numbers")?,
+            ring: (0, 0, 1),
+            counter: Buffer::zeroed(device, 8, "a step's numbers")?,
             values: Buffer::zeroed(device, 128 * PLACES, "losses")?,
             n_views: views.len(),
             view_blocks: super::network::n_blocks(&views),
+            embedding_blocks: views[model.embedding.len()].first_block as usize,
+            trained: Buffer::of(device, &trained, "tables")?,
             views: Buffer::of(device, &views, "tables")?,
             work: None,
             shapes: HashMap::new(),
             generation: 0,
-            events: [Event::new(device)?, Event::new(device)?, Event::new(device)?, Event::new(device)?],
+            events: Events {
+                first: Event::new(device)?,
+                seeds: Event::new(device)?,
+                adjoints: Event::new(device)?,
+                inputs: Event::new(device)?,
+                fitting: Event::new(device)?,
+                columns: Event::new(device)?,
+            },
             terms,
             network,
             device: device.clone(),
@@ -208,7 +245,8 @@ impl Core {
         self.series = Some(SeriesOnDevice::new(&self.network, &Arc::new(plan))?);
         self.set_constants();
         let Some(series) = &self.series else { return Ok(()) };
-        self.store.refill(series, &self.constants)
+        self.store.refill(series, &self.constants)?;
+        self.embed()
     }
 
     fn forget_shapes(&mut self) {
@@ -242,8 +280,9 @@ impl Core {
         self.store.put(slot, frame, series, &self.constants)
     }
 
-    /// The kind of batch that these slots make.
+    /// The kind of batch that these slots make, after the frames that were put into them are there.
     pub fn shape(&mut self, slots: &[u32]) -> Result<Arc<Shape>> {
+        self.store.publish()?;
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
         for &slot in slots {
             hasher.update(&self.store.facts(slot as usize).shape_hash.to_le_bytes());
@@ -278,6 +317,16 @@ impl Core {
         launches.iter().try_for_each(|launch| launch.launch(&self.device))
     }
 
+    /// The coefficients of the series for the parameters on the device. They are made with every change of either, so that
+    /// a step finds them; where there is no series yet, nothing is done.
+    fn embed(&self) -> Result<()> {
+        let Some(series) = &self.series else { return Ok(()) };
+        let (device, e, blocks) = (&self.device, &series.embedding, series.blocks());
+        let (shared, _) = series.shared;
+        device.launch("embed_forward", blocks, 256, shared, arguments![*e, series.room])?;
+        device.launch("embed_transform", blocks, 256, 0, arguments![*e])
+    }
+
     /// First pass: energies, forces, virials; with a loss also its value and seeds.
     pub fn first_pass(&self, shape: &Shape) -> Result<()> {
         self.forces(shape)?;
@@ -286,18 +335,16 @@ impl Core {
 
     /// Forces and energies of atoms.
     fn forces(&self, shape: &Shape) -> Result<()> {
-        let (device, series, b) = (&self.device, self.series(), &shape.batch);
-        let size = device.numbers.size();
-        let (n, blocks) = (shape.n_rows, series.blocks());
-        let e = &series.embedding;
-        device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b])?;
-        device.launch("embed_forward", blocks, 256, series.shared.0, arguments![*e, series.room])?;
-        device.launch("embed_transform", blocks, 256, 0, arguments![*e])?;
+        let (device, b) = (&self.device, &shape.batch);
+        let (n, size) = (shape.n_rows, device.numbers.size());
+        let (ring, stride, places) = self.ring;
+        let counter = self.counter.ptr();
+        device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b, ring, stride, places, counter])?;
         self.products(&shape.describe)?;
         device.launch("descriptor", n, 256, 4 * b.ldm as usize * size, arguments![*b])?;
         self.products(&shape.forward)?;
         self.products(&shape.backward)?;
-        self.adjoint(shape, 0, device.stream())?;
+        self.adjoint(shape, 0)?;
         self.products(&shape.de_q)?;
         let tk = (b.n_types * b.terms) as usize;
         device.launch("pair_forces", n, 160, 8 * tk * size, arguments![*b])?;
@@ -309,17 +356,17 @@ impl Core {
         let (device, b, e) = (&self.device, &shape.batch, &self.series().embedding);
         device.launch_on(stream, "sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
         if self.terms.loss.is_some() {
-            let tails = arguments![*b, e.tails, e.n_nets, e.chunks];
+            let tails = arguments![*b, e.tails, e.n_nets, e.parts];
             device.launch_on(stream, "sum_batch", 1, 256, 0, tails)?;
         }
         Ok(())
     }
 
-    fn adjoint(&self, shape: &Shape, second: i32, stream: Stream) -> Result<()> {
+    fn adjoint(&self, shape: &Shape, second: i32) -> Result<()> {
         let b = &shape.batch;
         let (ldm, m1, m2) = (b.ldm as usize, b.m1 as usize, b.m2 as usize);
-        let shared = (8 * ldm + 32 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
-        self.device.launch_on(stream, "descriptor_adjoint", shape.n_rows, 128, shared, arguments![*b, second])
+        let shared = (8 * ldm + 64 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
+        self.device.launch("descriptor_adjoint", shape.n_rows, 256, shared, arguments![*b, second])
     }
 
     /// dL/denergy of every row from seeds that were copied to the device.
@@ -327,11 +374,17 @@ impl Core {
         self.device.launch("energy_seeds", shape.n_rows.div_ceil(128), 128, 0, arguments![shape.batch])
     }
 
-    /// Both passes of a batch: the pieces of its gradient. What does not depend on each other runs side by side.
+    /// Both passes of a batch: the pieces of its gradient.
     pub fn gradient(&self, shape: &Shape) -> Result<()> {
+        self.passes(shape)?;
+        self.adjoints(shape, false)
+    }
+
+    /// The first pass of a batch and the tangents of the second. What does not depend on each other runs side by side.
+    fn passes(&self, shape: &Shape) -> Result<()> {
         let (main, side) = (self.device.stream(), self.device.side_stream());
         self.forces(shape)?;
-        let [fork, join, ..] = &self.events;
+        let Events { first: fork, seeds: join, .. } = &self.events;
         fork.record(main)?;
         fork.holds(side)?;
         self.sums(shape, side)?;
@@ -340,14 +393,20 @@ impl Core {
         if self.terms.virial {
             join.holds(main)?;
         }
-        self.tangents(shape, Some(join))?;
-        self.adjoints(shape)
+        self.tangents(shape, Some(join))
+    }
+
+    /// A step of one draw whose gradient nobody else needs. Embedding nets and fitting nets are updated as soon as
+    /// their own gradients are there, and the series is made for the next step.
+    pub fn whole_step(&self, shape: &Shape) -> Result<()> {
+        self.passes(shape)?;
+        self.adjoints(shape, true)
     }
 
     /// Second pass of a batch whose seeds are there: the pieces of its gradient.
     pub fn second_pass(&self, shape: &Shape) -> Result<()> {
         self.tangents(shape, None)?;
-        self.adjoints(shape)
+        self.adjoints(shape, false)
     }
 
     /// The direction, pushed through pairs, A, descriptor and fitting nets. dL/denergy is there after `seeds`.
@@ -359,8 +418,7 @@ impl Core {
         self.products(&shape.a_dot)?;
         let shared = 8 * b.ldm as usize * size;
         device.launch("descriptor_tangent", shape.n_rows, 256, shared, arguments![*b])?;
-        let each = shape.tangent.len() / self.model.fitting[0].layers.len().saturating_sub(1).max(1);
-        let last = shape.tangent.len() - each;
+        let last = shape.tangent.len() - self.launches_of_a_layer(&shape.tangent);
         self.products(&shape.tangent[..last])?;
         if let Some(seeds) = seeds {
             seeds.holds(device.stream())?;
@@ -368,23 +426,57 @@ impl Core {
         self.products(&shape.tangent[last..])
     }
 
-    /// The reverse pass over values and tangents: fitting nets on one stream, descriptor and embedding on another.
-    fn adjoints(&self, shape: &Shape) -> Result<()> {
+    /// The reverse pass over values and tangents, with the update where `updates`. What leads to the embedding nets and to
+    /// the next step's series is the longer way; the gradients of the fitting nets are made beside it, as soon as all dL/dz
+    /// are there: before the adjoint of the inputs.
+    fn adjoints(&self, shape: &Shape, updates: bool) -> Result<()> {
         let (device, series) = (&self.device, self.series());
-        let (main, side) = (device.stream(), device.side_stream());
-        let [.., fork, join] = &self.events;
-        self.products(&shape.reverse)?;
+        let (main, side, third) = (device.stream(), device.side_stream(), device.third_stream());
+        let Events { adjoints: fork, inputs, fitting: join, columns: sums, .. } = &self.events;
+        let last = shape.reverse.len() - self.launches_of_a_layer(&shape.reverse);
+        self.products(&shape.reverse[..last])?;
         fork.record(main)?;
         fork.holds(side)?;
-        self.adjoint(shape, 1, side)?;
-        shape.dl_c.iter().try_for_each(|launch| launch.launch_on(device, side))?;
-        let nets = arguments![series.embedding, series.room];
-        device.launch_on(side, "embed_backward", series.blocks(), 256, series.shared.1, nets)?;
-        join.record(side)?;
-        self.products(&shape.weights)?;
+        fork.holds(third)?;
         let (columns, count) = (shape.columns.ptr(), shape.n_columns as i32);
-        device.launch("sum_columns", shape.column_blocks, 256, 0, arguments![columns, count])?;
+        device.launch_on(third, "sum_columns", shape.column_blocks, 256, 0, arguments![columns, count])?;
+        sums.record(third)?;
+        shape.weights.iter().try_for_each(|launch| launch.launch_on(device, side))?;
+        sums.holds(side)?;
+        self.products(&shape.reverse[last..])?;
+        let nets = self.embedding_blocks;
+        if updates {
+            // The products above are the last to read the weights.
+            inputs.record(main)?;
+            inputs.holds(side)?;
+            self.adam(side, &Gradient::Pieces(shape), 0, nets..self.view_blocks)?;
+        }
+        join.record(side)?;
+        self.adjoint(shape, 1)?;
+        self.products(&shape.dl_c)?;
+        let (e, (_, shared)) = (&series.embedding, series.shared);
+        device.launch("embed_backward", series.blocks(), 256, shared, arguments![*e, series.room])?;
+        self.embedding_weights(updates)?;
+        if updates {
+            self.embed()?;
+        }
         join.holds(main)
+    }
+
+    /// The gradient of the embedding nets, or their update.
+    fn embedding_weights(&self, updates: bool) -> Result<()> {
+        let (net, series) = (&self.network, self.series());
+        let (e, turn, status) = (&series.embedding, self.turn.ptr(), net.status.ptr());
+        let or_none = |buffer: &Buffer| if updates { buffer.ptr() } else { 0 };
+        let [params, first, second] = [&net.params, &net.first_moment, &net.second_moment].map(or_none);
+        let trained = self.trained.ptr();
+        let arguments = arguments![*e, params, first, second, trained, turn, status];
+        self.device.launch("embed_weights", series.weight_blocks(), 256, 0, arguments)
+    }
+
+    /// Launches that the products of one layer take.
+    fn launches_of_a_layer(&self, launches: &[ProductLaunch]) -> usize {
+        launches.len() / self.model.fitting[0].layers.len().saturating_sub(1).max(1)
     }
 
     /// Adds up the pieces of a gradient, into the flat vector.
@@ -395,33 +487,47 @@ impl Core {
         self.device.launch("reduce", shape.view_blocks, 256, 0, arguments)
     }
 
-    /// One step of the optimiser.
+    /// One step of the optimiser, and the series for the parameters after it.
     pub fn update(&self, from: Gradient, wants_norm: bool) -> Result<()> {
-        let net = &self.network;
+        let (net, main) = (&self.network, self.device.stream());
         let (grad, squares, turn) = (net.grad.ptr(), net.squares.ptr(), self.turn.ptr());
         let n_params = net.n_params as u64;
         let blocks = net.n_params.div_ceil(PER_BLOCK);
         if wants_norm {
             self.device.launch("gradient_norm", blocks, 256, 0, arguments![squares, grad, n_params, turn])?;
         }
-        let n_squares = if wants_norm { blocks as i32 } else { 0 };
+        self.adam(main, &from, if wants_norm { blocks } else { 0 }, 0..self.view_blocks)?;
+        self.embed()
+    }
+
+    /// The optimiser on some blocks of views.
+    fn adam(&self, stream: Stream, from: &Gradient, n_squares: usize, blocks: Range<usize>) -> Result<()> {
+        let net = &self.network;
+        let (grad, squares, turn) = (net.grad.ptr(), net.squares.ptr(), self.turn.ptr());
         let (params, first, second) = (net.params.ptr(), net.first_moment.ptr(), net.second_moment.ptr());
         let (moves, views) = match from {
             Gradient::None => (0, self.views.ptr()),
             Gradient::Flat => (1, self.views.ptr()),
             Gradient::Pieces(shape) => (2, shape.views.ptr()),
         };
-        let (n_views, status) = (self.n_views as i32, net.status.ptr());
-        self.device.launch(
-            "adam",
-            self.view_blocks,
-            256,
-            0,
-            arguments![
-                params, first, second, grad, squares, n_squares, views, n_views, n_params, turn, status,
-                moves
-            ],
-        )
+        let (n_views, status, n_params) = (self.n_views as i32, net.status.ptr(), net.n_params as u64);
+        let (n_squares, first_block) = (n_squares as i32, blocks.start as i32);
+        let arguments = arguments![
+            params,
+            first,
+            second,
+            grad,
+            squares,
+            n_squares,
+            views,
+            n_views,
+            n_params,
+            turn,
+            status,
+            moves,
+            first_block
+        ];
+        self.device.launch_on(stream, "adam", blocks.len(), 256, 0, arguments)
     }
 
     /// Copies parameters to the device and to where the nets read them.
@@ -441,6 +547,12 @@ impl Core {
         let mut status = [Status::default()];
         self.network.status.read(0, &mut status)?;
         Ok(status[0])
+    }
+
+    /// From now on a first pass takes the numbers of its step, and its slots, from the next of `places` pieces of
+    /// page-locked memory, which must outlive all passes.
+    pub fn take_turns_from(&mut self, ring: &Pinned, places: usize) {
+        self.ring = (ring.ptr(), (ring.bytes().len() / places) as u32, places as u32);
     }
 
     /// Copies the numbers of a step and its slots, from ordinary memory.

@@ -1,22 +1,30 @@
-//! One GPU: its context, stream, kernels and memory. Codes of the driver become errors here.
+//! One GPU: its context, streams and kernels. Codes of the driver become errors here.
 
 use super::compile::{self, Numbers};
 use super::library;
-use super::sys::{self, DevicePtr, Driver, Handle};
+pub use super::memory::{Buffer, Pinned};
+pub use super::record::{Event, Graph};
+use super::sys::{self, Driver, Handle};
 use crate::err;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The oldest driver that is known to work: CUDA 12.0.
 const OLDEST_DRIVER: c_int = 12000;
 /// The oldest GPUs with tensor cores for double precision.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+/// From these on a kernel may be brought in while the one before it runs, also in recorded steps.
+const OVERLAP_CAPABILITY: (i32, i32) = (9, 0);
+const OVERLAP_DRIVER: c_int = 12030;
 
 /// The driver of this machine.
 pub struct Cuda {
     driver: Driver,
+    /// Of CUDA, such as 12040 for 12.4.
+    version: c_int,
     n_devices: usize,
 }
 
@@ -27,7 +35,7 @@ impl Cuda {
         let too_old = |what: String| err!("{what}").help("update NVIDIA's driver, or use --device cpu");
         let driver = Driver::bind(library)
             .map_err(|name| too_old(format!("the CUDA driver is too old: it has no {name}")))?;
-        let mut cuda = Cuda { driver, n_devices: 0 };
+        let mut cuda = Cuda { driver, version: 0, n_devices: 0 };
         // SAFETY: called before anything else of the driver.
         cuda.check(unsafe { (cuda.driver.init)(0) }, "start the CUDA driver")?;
         let (mut version, mut n) = (0, 0);
@@ -48,7 +56,7 @@ impl Cuda {
             return Err(err!("the CUDA driver shows no GPU")
                 .help("is CUDA_VISIBLE_DEVICES set to nothing? Use --device cpu otherwise"));
         }
-        cuda.n_devices = n as usize;
+        (cuda.version, cuda.n_devices) = (version, n as usize);
         Ok(Arc::new(cuda))
     }
 
@@ -107,13 +115,20 @@ fn advice(code: sys::Result) -> &'static str {
     }
 }
 
+/// Streams of a GPU: the main one, two for branches of a graph, and one for frames that come ahead of the steps.
+const STREAMS: usize = 4;
+
 /// A queue of work of a GPU.
 #[derive(Clone, Copy)]
-pub struct Stream(Handle);
+pub struct Stream {
+    handle: Handle,
+    /// Among those of its device.
+    number: usize,
+}
 
 impl Stream {
     pub(in crate::engine) fn handle(self) -> Handle {
-        self.0
+        self.handle
     }
 }
 
@@ -121,9 +136,11 @@ impl Stream {
 pub struct Device {
     cuda: Arc<Cuda>,
     context: Handle,
-    stream: Handle,
-    /// For work beside the main stream: copies, and branches of a graph.
-    side: Handle,
+    streams: [Handle; STREAMS],
+    /// What was put into a stream last is a wait for another stream.
+    held: [AtomicBool; STREAMS],
+    /// Kernels wait for the one before them themselves, so that they may be brought in while it still runs.
+    overlaps: bool,
     module: Handle,
     functions: Mutex<HashMap<&'static str, usize>>,
     pub index: usize,
@@ -146,7 +163,9 @@ impl Device {
         numbers: Numbers,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Arc<Device>> {
-        Self::open_with(cuda, index, numbers, |capability| compile::cubin(numbers, capability, env))
+        let mut device = Self::new(cuda, index, numbers)?;
+        device.overlaps = env("PHALANX_OVERLAP").is_none_or(|value| value != "0");
+        device.started(&|capability| compile::cubin(numbers, capability, env))
     }
 
     /// [`Device::open`] with other kernels: `program` gives the machine code for an architecture.
@@ -156,13 +175,18 @@ impl Device {
         numbers: Numbers,
         program: impl Fn((i32, i32)) -> Result<Vec<u8>>,
     ) -> Result<Arc<Device>> {
+        Self::new(cuda, index, numbers)?.started(&program)
+    }
+
+    fn new(cuda: &Arc<Cuda>, index: usize, numbers: Numbers) -> Result<Device> {
         let (name, _) = cuda.describe(index)?;
         let null = std::ptr::null_mut();
-        let mut device = Device {
+        Ok(Device {
             cuda: cuda.clone(),
             context: null,
-            stream: null,
-            side: null,
+            streams: [null; STREAMS],
+            held: Default::default(),
+            overlaps: false,
             module: null,
             functions: Mutex::default(),
             index,
@@ -170,9 +194,12 @@ impl Device {
             multiprocessors: 0,
             numbers,
             max_shared: 0,
-        };
-        device.start(&program).map_err(|e| e.at(format!("GPU {index}")))?;
-        Ok(Arc::new(device))
+        })
+    }
+
+    fn started(mut self, program: &dyn Fn((i32, i32)) -> Result<Vec<u8>>) -> Result<Arc<Device>> {
+        self.start(program).map_err(|e| e.at(format!("GPU {}", self.index)))?;
+        Ok(Arc::new(self))
     }
 
     fn start(&mut self, program: &dyn Fn((i32, i32)) -> Result<Vec<u8>>) -> Result<()> {
@@ -203,6 +230,7 @@ impl Device {
         }
         self.multiprocessors = attribute(sys::ATTRIBUTE_MULTIPROCESSORS, id)? as usize;
         self.max_shared = attribute(sys::ATTRIBUTE_SHARED_OPTIN, id)? as usize;
+        self.overlaps &= capability >= OVERLAP_CAPABILITY && cuda.version >= OVERLAP_DRIVER;
         let code = program(capability)?;
         let (mut context, mut pool) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the out-pointers are valid; the code is a whole cubin that outlives the call.
@@ -210,8 +238,9 @@ impl Device {
             cuda.check((driver.primary_ctx_retain)(&mut context, id), "make a context on it")?;
             self.context = context;
             self.bind()?;
-            cuda.check((driver.stream_create)(&mut self.stream, sys::STREAM_NON_BLOCKING), "make a stream")?;
-            cuda.check((driver.stream_create)(&mut self.side, sys::STREAM_NON_BLOCKING), "make a stream")?;
+            for stream in &mut self.streams {
+                cuda.check((driver.stream_create)(stream, sys::STREAM_NON_BLOCKING), "make a stream")?;
+            }
             cuda.check(
                 (driver.module_load_data)(&mut self.module, code.as_ptr().cast()),
                 "load the kernels",
@@ -240,12 +269,32 @@ impl Device {
         &self.cuda.driver
     }
 
-    pub fn stream(&self) -> Stream {
-        Stream(self.stream)
+    fn stream_of(&self, number: usize) -> Stream {
+        Stream { handle: self.streams[number], number }
     }
 
+    pub fn stream(&self) -> Stream {
+        self.stream_of(0)
+    }
+
+    /// For a branch beside the main stream.
     pub fn side_stream(&self) -> Stream {
-        Stream(self.side)
+        self.stream_of(1)
+    }
+
+    /// For one more branch.
+    pub fn third_stream(&self) -> Stream {
+        self.stream_of(2)
+    }
+
+    /// For what comes ahead of the steps.
+    pub fn copy_stream(&self) -> Stream {
+        self.stream_of(3)
+    }
+
+    /// What comes next in a stream comes after a point of another one.
+    pub(super) fn hold(&self, stream: Stream) {
+        self.held[stream.number].store(true, Ordering::Relaxed);
     }
 
     pub fn check(&self, code: sys::Result, what: &str) -> Result<()> {
@@ -309,21 +358,25 @@ impl Device {
             return Ok(());
         }
         let function = self.function(name)?;
+        // A wait for another stream is for the whole of what it waits for.
+        let overlaps = self.overlaps & !self.held[stream.number].swap(false, Ordering::Relaxed);
+        let attribute = sys::LaunchAttribute {
+            id: sys::LAUNCH_PROGRAMMATIC_SERIALIZATION,
+            padding: 0,
+            value: 1,
+            rest: [0; 15],
+        };
+        let config = sys::LaunchConfig {
+            grid: [grid as u32, 1, 1],
+            block: [block as u32, 1, 1],
+            shared_bytes: shared_bytes as u32,
+            stream: stream.handle(),
+            attributes: &attribute,
+            n_attributes: u32::from(overlaps),
+        };
         // SAFETY: the callers of this module pass what the kernels declare; see layout.rs for the structures.
         let code = unsafe {
-            (self.driver().launch_kernel)(
-                function,
-                grid as u32,
-                1,
-                1,
-                block as u32,
-                1,
-                1,
-                shared_bytes as u32,
-                stream.handle(),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+            (self.driver().launch_kernel)(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
         };
         self.check(code, &format!("start the kernel {name} ({grid} blocks, {shared_bytes} bytes shared)"))
     }
@@ -331,13 +384,15 @@ impl Device {
     /// Waits until the main stream has done all its work.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream lives as long as the device.
-        self.check(unsafe { (self.driver().stream_synchronize)(self.stream) }, "finish a step on the GPU")
+        self.check(unsafe { (self.driver().stream_synchronize)(self.streams[0]) }, "finish a step on the GPU")
     }
 
-    /// Waits until the side stream has done all its work.
-    pub fn synchronize_side(&self) -> Result<()> {
-        // SAFETY: as above.
-        self.check(unsafe { (self.driver().stream_synchronize)(self.side) }, "copy data to the GPU")
+    /// [`Device::check`] for what asked for memory.
+    pub fn check_memory(&self, code: sys::Result, bytes: usize, what: &str) -> Result<()> {
+        self.check(code, "get memory").map_err(|e| match code {
+            sys::OUT_OF_MEMORY => self.no_memory(bytes, what, e),
+            _ => e,
+        })
     }
 
     fn no_memory(&self, bytes: usize, what: &str, e: Error) -> Error {
@@ -352,257 +407,6 @@ impl Device {
             e.message()
         )
         .help("lower training.batch_size or training.gpu_memory, or use another GPU")
-    }
-}
-
-/// Memory of a GPU.
-pub struct Buffer {
-    device: Arc<Device>,
-    ptr: DevicePtr,
-    bytes: usize,
-}
-
-impl Buffer {
-    /// Memory that is set to zero.
-    pub fn zeroed(device: &Arc<Device>, bytes: usize, what: &str) -> Result<Buffer> {
-        let (mut ptr, bytes) = (0, bytes.max(16));
-        // SAFETY: `ptr` is valid for writing; the fill stays inside what was given.
-        unsafe {
-            let code = (device.driver().mem_alloc)(&mut ptr, bytes);
-            device.check(code, "get memory").map_err(|e| device.no_memory(bytes, what, e))?;
-            let buffer = Buffer { device: device.clone(), ptr, bytes };
-            device.check((device.driver().memset_d8_async)(ptr, 0, bytes, device.stream), "clear memory")?;
-            Ok(buffer)
-        }
-    }
-
-    /// Memory that holds a copy.
-    pub fn of<T: Copy>(device: &Arc<Device>, values: &[T], what: &str) -> Result<Buffer> {
-        let buffer = Buffer::zeroed(device, size_of_val(values), what)?;
-        buffer.write(0, values)?;
-        Ok(buffer)
-    }
-
-    pub fn ptr(&self) -> DevicePtr {
-        self.ptr
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Copies values to the device, `at` bytes from the start, after everything that was started before.
-    pub fn write<T: Copy>(&self, at: usize, values: &[T]) -> Result<()> {
-        let bytes = size_of_val(values);
-        assert!(at + bytes <= self.bytes, "a copy must stay inside its buffer");
-        // SAFETY: the source is ordinary memory, so the driver has read it when the call returns.
-        let code = unsafe {
-            (self.device.driver().memcpy_htod_async)(
-                self.ptr + at as u64,
-                values.as_ptr().cast(),
-                bytes,
-                self.device.stream,
-            )
-        };
-        self.device.check(code, "copy to the GPU")
-    }
-
-    /// Copies values from the device, `at` bytes from the start, when everything before has ended.
-    pub fn read<T: Copy>(&self, at: usize, values: &mut [T]) -> Result<()> {
-        let bytes = size_of_val(values);
-        assert!(at + bytes <= self.bytes, "a copy must stay inside its buffer");
-        // SAFETY: the target is valid for writing and lives until the stream is done.
-        let code = unsafe {
-            (self.device.driver().memcpy_dtoh_async)(
-                values.as_mut_ptr().cast(),
-                self.ptr + at as u64,
-                bytes,
-                self.device.stream,
-            )
-        };
-        self.device.check(code, "copy from the GPU")?;
-        self.device.synchronize()
-    }
-
-    /// Sets everything to zero, in the order of the stream.
-    pub fn clear(&self) -> Result<()> {
-        // SAFETY: the fill stays inside the buffer.
-        let code =
-            unsafe { (self.device.driver().memset_d8_async)(self.ptr, 0, self.bytes, self.device.stream) };
-        self.device.check(code, "clear memory")
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let _ = self.device.bind();
-        // SAFETY: freed once; the driver waits for work that uses it. Nothing can be done about a failure here.
-        unsafe { (self.device.driver().mem_free)(self.ptr) };
-    }
-}
-
-/// Memory of the host that a GPU copies from and to without waiting.
-pub struct Pinned {
-    device: Arc<Device>,
-    at: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: plain memory, owned by this value.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Pinned> {
-        let mut at = std::ptr::null_mut();
-        // SAFETY: `at` is valid for writing.
-        let code = unsafe { (device.driver().mem_host_alloc)(&mut at, bytes.max(16), 0) };
-        device.check(code, &format!("pin {bytes} bytes of host memory"))?;
-        Ok(Pinned { device: device.clone(), at: at.cast(), bytes: bytes.max(16) })
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: valid for its size, and only copies that have ended wrote to it.
-        unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
-    }
-
-    /// Starts a copy of `bytes` from `at` of this memory to the device.
-    pub fn copy_to(&self, stream: Stream, to: DevicePtr, at: usize, bytes: usize) -> Result<()> {
-        assert!(at + bytes <= self.bytes, "a copy must stay inside its memory");
-        // SAFETY: inside the pinned memory, which its owner does not touch until the stream has passed this point.
-        let code = unsafe {
-            (self.device.driver().memcpy_htod_async)(
-                to,
-                self.at.add(at).cast_const().cast(),
-                bytes,
-                stream.handle(),
-            )
-        };
-        self.device.check(code, "copy to the GPU")
-    }
-
-    /// Starts a copy from the device.
-    pub fn copy_from(&mut self, stream: Stream, from: DevicePtr, bytes: usize) -> Result<()> {
-        assert!(bytes <= self.bytes, "a copy must stay inside its memory");
-        // SAFETY: as above.
-        let code =
-            unsafe { (self.device.driver().memcpy_dtoh_async)(self.at.cast(), from, bytes, stream.handle()) };
-        self.device.check(code, "copy from the GPU")
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        let _ = self.device.bind();
-        // SAFETY: freed once; owners wait for copies under way.
-        unsafe { (self.device.driver().mem_free_host)(self.at.cast()) };
-    }
-}
-
-/// A point in a stream.
-pub struct Event {
-    device: Arc<Device>,
-    event: Handle,
-}
-
-// SAFETY: a handle of the driver.
-unsafe impl Send for Event {}
-
-impl Event {
-    pub fn new(device: &Arc<Device>) -> Result<Event> {
-        let mut event = std::ptr::null_mut();
-        // SAFETY: `event` is valid for writing.
-        let code = unsafe { (device.driver().event_create)(&mut event, sys::EVENT_DISABLE_TIMING) };
-        device.check(code, "make an event")?;
-        Ok(Event { device: device.clone(), event })
-    }
-
-    pub fn record(&self, stream: Stream) -> Result<()> {
-        // SAFETY: both handles live.
-        self.device.check(
-            unsafe { (self.device.driver().event_record)(self.event, stream.handle()) },
-            "mark a point",
-        )
-    }
-
-    /// Waits until the stream has passed the point.
-    pub fn wait(&self) -> Result<()> {
-        // SAFETY: the handle lives.
-        self.device.check(
-            unsafe { (self.device.driver().event_synchronize)(self.event) },
-            "finish a step on the GPU",
-        )
-    }
-
-    /// True where the stream has passed the point.
-    pub fn passed(&self) -> Result<bool> {
-        // SAFETY: the handle lives.
-        match unsafe { (self.device.driver().event_query)(self.event) } {
-            sys::NOT_READY => Ok(false),
-            code => self.device.check(code, "finish a step on the GPU").map(|()| true),
-        }
-    }
-
-    /// Makes a stream wait for the point.
-    pub fn holds(&self, stream: Stream) -> Result<()> {
-        // SAFETY: both handles live.
-        let code = unsafe { (self.device.driver().stream_wait_event)(stream.handle(), self.event, 0) };
-        self.device.check(code, "order two streams")
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once.
-        unsafe { (self.device.driver().event_destroy)(self.event) };
-    }
-}
-
-/// Work that was recorded once and is started as a whole.
-pub struct Graph {
-    device: Arc<Device>,
-    exec: Handle,
-}
-
-// SAFETY: a handle of the driver.
-unsafe impl Send for Graph {}
-
-impl Graph {
-    /// Records what `work` starts on the main stream.
-    pub fn record(device: &Arc<Device>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        let driver = device.driver();
-        // SAFETY: the stream lives; a capture that began is always ended.
-        unsafe {
-            let code = (driver.stream_begin_capture)(device.stream, sys::CAPTURE_THREAD_LOCAL);
-            device.check(code, "record a step")?;
-            let recorded = work();
-            let mut graph = std::ptr::null_mut();
-            let code = (driver.stream_end_capture)(device.stream, &mut graph);
-            recorded?;
-            device.check(code, "record a step")?;
-            let mut exec = std::ptr::null_mut();
-            let code = (driver.graph_instantiate)(&mut exec, graph, 0);
-            (driver.graph_destroy)(graph);
-            device.check(code, "prepare a step")?;
-            Ok(Graph { device: device.clone(), exec })
-        }
-    }
-
-    pub fn launch(&self) -> Result<()> {
-        // SAFETY: both handles live.
-        let code = unsafe { (self.device.driver().graph_launch)(self.exec, self.device.stream) };
-        self.device.check(code, "start a step")
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once; a graph that still runs is kept by the driver.
-        unsafe { (self.device.driver().graph_exec_destroy)(self.exec) };
     }
 }
 

@@ -3,6 +3,7 @@
 use super::compile::Numbers;
 use super::layout;
 use super::shape::FrameShape;
+use super::staging::{Staged, Staging};
 use super::sys::DevicePtr;
 use crate::Result;
 use crate::data::Frame;
@@ -22,8 +23,16 @@ pub const LABEL_ATOM_PREF: u32 = 16;
 /// A frame with its geometry and labels, ready to be copied.
 pub struct HostFrame {
     /// All arrays, each from a multiple of 16 bytes on.
-    pub blob: Vec<u8>,
+    blob: Blob,
     pub facts: Arc<Facts>,
+}
+
+/// Where the arrays are.
+enum Blob {
+    /// In ordinary memory.
+    Plain(Vec<u8>),
+    /// In memory from which the device copies by itself.
+    Staged(Staged),
 }
 
 /// What the host must know of a frame that is on the device.
@@ -147,7 +156,24 @@ impl HostFrame {
             labels: labels_bits,
             order: sorted.order,
         });
-        Ok(HostFrame { blob: packer.blob, facts })
+        Ok(HostFrame { blob: Blob::Plain(packer.blob), facts })
+    }
+
+    /// A copy in page-locked memory.
+    pub fn staged(&self, staging: &Arc<Staging>) -> Result<Self> {
+        Ok(HostFrame { blob: Blob::Staged(staging.stage(self.bytes())?), facts: self.facts.clone() })
+    }
+
+    pub fn is_staged(&self) -> bool {
+        matches!(self.blob, Blob::Staged(_))
+    }
+
+    /// All arrays.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.blob {
+            Blob::Plain(bytes) => bytes,
+            Blob::Staged(staged) => staged.bytes(),
+        }
     }
 }
 
@@ -199,6 +225,6 @@ impl Facts {
 
 impl Prepared for HostFrame {
     fn bytes(&self) -> usize {
-        self.blob.len() + size_of::<Self>()
+        HostFrame::bytes(self).len() + size_of::<Self>()
     }
 }

@@ -64,6 +64,7 @@ structures! {
         params: DevicePtr, trace: DevicePtr, nodes: DevicePtr, transform: DevicePtr, c: DevicePtr, dl_c: DevicePtr,
         tails: DevicePtr, partial: DevicePtr, place: DevicePtr,
         n_nets: i32, n_layers: i32, terms: i32, n_types: i32, ldm: i32, net_size: i32, trace_size: i32, chunks: i32,
+        parts: i32, unused: i32,
         scale: f64, layers: [Layer; MAX_LAYERS],
     }
 

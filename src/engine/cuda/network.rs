@@ -9,12 +9,15 @@ use crate::model::net::LayerShape;
 use crate::{Result, bail};
 use std::sync::Arc;
 
-/// Nodes of the series that one block of `embed_forward` works on.
-const NODES: usize = 4;
+/// Nodes of the series that one block of the kernels on the nets works on, and numbers that they keep for each.
+const NODES: usize = 2;
+const TRACES: usize = 5;
+/// Parameters that one block of `embed_weights` works on.
+const WEIGHTS: usize = 64;
 /// Shared memory that the kernels on the nets may take: what every GPU has, less what they declare themselves.
 const ROOM_BYTES: usize = 76 * 1024;
 /// Elements of a view that one block of `reduce` and `adam` works on.
-pub const PER_BLOCK: usize = 1024;
+pub const PER_BLOCK: usize = 512;
 
 /// Where the nets read one layer, in numbers from the start of the copies.
 #[derive(Debug, Clone, Copy)]
@@ -231,8 +234,8 @@ impl SeriesOnDevice {
             }
         }
         let shapes = &model.embedding[0].layers;
-        let trace: usize = shapes.iter().map(|l| 3 * terms * l.n_out).sum();
-        let (ldm, net_size, chunks) = (padded(m1), network.embedding_size(), terms / NODES);
+        let trace: usize = shapes.iter().map(|l| TRACES * terms * l.n_out).sum();
+        let (ldm, net_size, parts) = (padded(m1), network.embedding_size(), terms / NODES);
         let size = device.numbers.size();
         let c_bytes = n_stacks * n_types * terms * ldm * size;
         let zeros = |bytes: usize| Buffer::zeroed(device, bytes, "the embedding series");
@@ -242,8 +245,8 @@ impl SeriesOnDevice {
             Buffer::of(device, plan.transform(), "the series")?,
             zeros(c_bytes)?,
             zeros(c_bytes)?,
-            zeros(16 * n_nets * chunks)?,
-            zeros(8 * chunks * n_nets * net_size)?,
+            zeros(16 * n_nets * parts)?,
+            zeros(8 * n_nets * net_size)?,
             Buffer::of(device, &place, "the series")?,
         ];
         let mut layers = [Layer::default(); MAX_LAYERS];
@@ -252,14 +255,14 @@ impl SeriesOnDevice {
         }
         let widths: usize = 1 + shapes.iter().map(|l| l.n_out).sum::<usize>();
         let widest = shapes.iter().map(|l| l.n_out).max().unwrap_or(1);
-        let scratch = 8 * NODES * widths.max(4 * widest);
+        let scratch = 8 * NODES * widths.max(3 * widest);
         let room = ROOM_BYTES.saturating_sub(scratch) / 8;
         let inside = if net_size > room { 0 } else { 8 * net_size };
         Ok(SeriesOnDevice {
             plan: plan.clone(),
             n_stacks,
             room: room as i32,
-            shared: (inside + 8 * NODES * widths, inside + 8 * NODES * 4 * widest),
+            shared: (inside + 8 * NODES * widths, inside + 8 * NODES * 3 * widest),
             embedding: layout::Embedding {
                 params: network.params.ptr(),
                 trace: buffers[0].ptr(),
@@ -277,7 +280,9 @@ impl SeriesOnDevice {
                 ldm: ldm as i32,
                 net_size: net_size as i32,
                 trace_size: trace as i32,
-                chunks: chunks as i32,
+                chunks: 1,
+                parts: parts as i32,
+                unused: 0,
                 scale: 1.0 / model.n_sel() as f64,
                 layers,
             },
@@ -287,6 +292,11 @@ impl SeriesOnDevice {
 
     /// Blocks of the kernels on the nets.
     pub fn blocks(&self) -> usize {
-        (self.embedding.n_nets * self.embedding.chunks) as usize
+        (self.embedding.n_nets * self.embedding.parts) as usize
+    }
+
+    /// Blocks of the kernel that adds up their gradients.
+    pub fn weight_blocks(&self) -> usize {
+        self.embedding.n_nets as usize * (self.embedding.net_size as usize).div_ceil(WEIGHTS)
     }
 }

@@ -1,16 +1,23 @@
 //! Frames that live on the device.
+//!
+//! They come on a stream of their own, ahead of the steps that use them: their bytes are copied and their features computed
+//! while earlier steps run. [`Store::publish`] makes the main stream wait for what has come, enters it into the table that
+//! the kernels read, and frees what was given up; in the order of the main stream, so that steps under way keep what they
+//! use.
 
-use super::device::{Buffer, Device, arguments};
+use super::device::{Buffer, Device, Event, Stream, arguments};
 use super::frame::{Facts, HostFrame};
 use super::layout::{self, Batch};
 use super::network::SeriesOnDevice;
 use super::sys::DevicePtr;
 use crate::Result;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A frame on the device.
 struct Resident {
     facts: Arc<Facts>,
+    /// Its arrays, and behind them its entry for the table.
     blob: DevicePtr,
     q: DevicePtr,
 }
@@ -21,12 +28,29 @@ pub struct Store {
     /// What the kernels read: `[capacity]` [`layout::Frame`].
     table: Buffer,
     frames: Vec<Option<Resident>>,
+    /// Slots that were filled since the last [`Store::publish`].
+    fresh: Vec<usize>,
+    /// Memory that was given up since then.
+    given_up: Vec<DevicePtr>,
+    /// Frames whose page-locked bytes are being copied, and when that is done.
+    staged: Vec<HostFrame>,
+    under_way: VecDeque<(Event, Vec<HostFrame>)>,
 }
+
+const ENTRY: usize = size_of::<layout::Frame>();
 
 impl Store {
     pub fn new(device: &Arc<Device>, capacity: usize) -> Result<Store> {
-        let table = Buffer::zeroed(device, capacity * size_of::<layout::Frame>(), "the table of frames")?;
-        Ok(Store { device: device.clone(), table, frames: (0..capacity).map(|_| None).collect() })
+        let table = Buffer::zeroed(device, capacity * ENTRY, "the table of frames")?;
+        Ok(Store {
+            device: device.clone(),
+            table,
+            frames: (0..capacity).map(|_| None).collect(),
+            fresh: Vec::new(),
+            given_up: Vec::new(),
+            staged: Vec::new(),
+            under_way: VecDeque::new(),
+        })
     }
 
     pub fn table(&self) -> DevicePtr {
@@ -42,11 +66,8 @@ impl Store {
         &self.frames[slot].as_ref().expect("a slot is filled before it is used").facts
     }
 
-    pub fn holds(&self, slot: usize) -> bool {
-        self.frames[slot].is_some()
-    }
-
-    /// Puts a frame into a slot and computes its features. `constants` has the numbers of model and series.
+    /// Puts a frame into a slot and computes its features. `constants` has the numbers of model and series. Bytes that are
+    /// page-locked must stay as they are until the copy is done: see [`Store::keep`].
     pub fn put(
         &mut self,
         slot: usize,
@@ -55,63 +76,124 @@ impl Store {
         constants: &Batch,
     ) -> Result<()> {
         self.remove(slot)?;
-        let blob = self.alloc(frame.blob.len())?;
-        // SAFETY: the block is ordinary memory, which the driver has read when the call returns.
-        let code = unsafe {
-            (self.device.driver().memcpy_htod_async)(
-                blob,
-                frame.blob.as_ptr().cast(),
-                frame.blob.len(),
-                self.device.stream().handle(),
-            )
-        };
-        self.device.check(code, "copy a frame to the GPU")?;
-        self.frames[slot] = Some(Resident { facts: frame.facts.clone(), blob, q: 0 });
-        self.fill(slot, series, constants)
+        let (stream, bytes) = (self.device.copy_stream(), frame.bytes());
+        let entry_at = bytes.len().next_multiple_of(16);
+        let blob = self.alloc(stream, entry_at + ENTRY, "a frame")?;
+        self.copy(stream, blob, bytes)?;
+        let facts = frame.facts.clone();
+        let q =
+            self.alloc(stream, self.feature_bytes(&facts, series, constants), "the features of a frame")?;
+        let entry = blob + entry_at as u64;
+        let numbers = facts.entry(blob, q);
+        // SAFETY: a plain structure of numbers, read as bytes.
+        let numbers = unsafe { std::slice::from_raw_parts((&raw const numbers).cast::<u8>(), ENTRY) };
+        self.copy(stream, entry, numbers)?;
+        self.features(stream, &facts, entry, facts.block_at(blob), series, constants)?;
+        self.frames[slot] = Some(Resident { facts, blob, q });
+        self.fresh.push(slot);
+        Ok(())
     }
 
-    /// Frees a slot, in the order of the stream.
+    /// Takes a frame that was [`Store::put`] and keeps its bytes until they are copied.
+    pub fn keep(&mut self, frame: HostFrame) {
+        if frame.is_staged() {
+            self.staged.push(frame);
+        }
+    }
+
+    /// Lets the main stream see what has come, and frees what was given up.
+    pub fn publish(&mut self) -> Result<()> {
+        let main = self.device.stream();
+        if !self.fresh.is_empty() {
+            let mut known = None;
+            while let Some((event, _)) = self.under_way.front()
+                && event.passed()?
+            {
+                known = self.under_way.pop_front();
+            }
+            let event = known.map_or_else(|| Event::new(&self.device), |(event, _)| Ok(event))?;
+            event.record(self.device.copy_stream())?;
+            event.holds(main)?;
+            self.under_way.push_back((event, std::mem::take(&mut self.staged)));
+        }
+        for slot in std::mem::take(&mut self.fresh) {
+            let Some(frame) = &self.frames[slot] else { continue };
+            self.enter(slot, frame.facts.entry(frame.blob, frame.q))?;
+        }
+        for memory in std::mem::take(&mut self.given_up) {
+            self.free(memory)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the entry of a slot, after the steps that use what stands there.
+    fn enter(&self, slot: usize, entry: layout::Frame) -> Result<()> {
+        self.table.write(slot * ENTRY, &[entry])
+    }
+
+    /// Gives up a slot; its memory is freed when all steps so far are done.
     pub fn remove(&mut self, slot: usize) -> Result<()> {
+        if self.fresh.contains(&slot) {
+            self.publish()?;
+        }
         if let Some(old) = self.frames[slot].take() {
-            self.free(old.blob)?;
-            self.free(old.q)?;
+            self.given_up.extend([old.blob, old.q]);
         }
         Ok(())
     }
 
     /// Computes the features of all frames anew, for another series.
     pub fn refill(&mut self, series: &SeriesOnDevice, constants: &Batch) -> Result<()> {
+        self.publish()?;
+        let main = self.device.stream();
         for slot in 0..self.frames.len() {
+            let Some(frame) = &mut self.frames[slot] else { continue };
+            let (facts, blob, old) = (frame.facts.clone(), frame.blob, std::mem::take(&mut frame.q));
+            self.free(old)?;
+            let q =
+                self.alloc(main, self.feature_bytes(&facts, series, constants), "the features of a frame")?;
             if let Some(frame) = &mut self.frames[slot] {
-                let old = std::mem::take(&mut frame.q);
-                self.free(old)?;
-                self.fill(slot, series, constants)?;
+                frame.q = q;
             }
+            self.enter(slot, facts.entry(blob, q))?;
+            let entry = self.table.ptr() + (slot * ENTRY) as u64;
+            self.features(main, &facts, entry, facts.block_at(blob), series, constants)?;
         }
         Ok(())
     }
 
-    fn fill(&mut self, slot: usize, series: &SeriesOnDevice, constants: &Batch) -> Result<()> {
-        let n_types = constants.n_types as usize;
-        let terms = series.plan.terms;
-        let facts = self.facts(slot).clone();
-        let q = self.alloc(facts.feature_bytes(n_types, terms, self.device.numbers).max(16))?;
-        let Some(frame) = &mut self.frames[slot] else { return Ok(()) };
-        frame.q = q;
-        let blob = frame.blob;
-        self.table.write(slot * size_of::<layout::Frame>(), &[facts.entry(blob, q)])?;
-        let entry = self.table.ptr() + (slot * size_of::<layout::Frame>()) as u64;
-        let block = facts.block_at(blob);
-        let (threads, shared) = feature_launch(terms, self.device.numbers.size());
-        self.device.launch("features", facts.n_rows(), threads, shared, arguments![*constants, entry, block])
+    fn feature_bytes(&self, facts: &Facts, series: &SeriesOnDevice, constants: &Batch) -> usize {
+        facts.feature_bytes(constants.n_types as usize, series.plan.terms, self.device.numbers).max(16)
     }
 
-    fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
+    fn features(
+        &self,
+        stream: Stream,
+        facts: &Facts,
+        entry: DevicePtr,
+        block: DevicePtr,
+        series: &SeriesOnDevice,
+        constants: &Batch,
+    ) -> Result<()> {
+        let (threads, shared) = feature_launch(series.plan.terms, self.device.numbers.size());
+        let arguments = arguments![*constants, entry, block];
+        self.device.launch_on(stream, "features", facts.n_rows(), threads, shared, arguments)
+    }
+
+    fn copy(&self, stream: Stream, to: DevicePtr, bytes: &[u8]) -> Result<()> {
+        // SAFETY: `to` holds as many bytes. Ordinary memory was read when the call returns; page-locked memory is kept
+        // until the stream has passed this point.
+        let code = unsafe {
+            (self.device.driver().memcpy_htod_async)(to, bytes.as_ptr().cast(), bytes.len(), stream.handle())
+        };
+        self.device.check(code, "copy a frame to the GPU")
+    }
+
+    fn alloc(&self, stream: Stream, bytes: usize, what: &str) -> Result<DevicePtr> {
         let mut ptr = 0;
         // SAFETY: `ptr` is valid for writing.
-        let code =
-            unsafe { (self.device.driver().mem_alloc_async)(&mut ptr, bytes, self.device.stream().handle()) };
-        self.device.check(code, &format!("get {bytes} bytes of GPU memory for a frame"))?;
+        let code = unsafe { (self.device.driver().mem_alloc_async)(&mut ptr, bytes, stream.handle()) };
+        self.device.check_memory(code, bytes, what)?;
         Ok(ptr)
     }
 
@@ -131,6 +213,10 @@ impl Drop for Store {
         for slot in 0..self.frames.len() {
             // Nothing can be done about a failure here.
             let _ = self.remove(slot);
+        }
+        let _ = self.publish();
+        for (event, _) in &self.under_way {
+            let _ = event.wait();
         }
     }
 }

@@ -23,6 +23,27 @@ pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 pub const CAPTURE_THREAD_LOCAL: c_uint = 1;
 pub const POOL_RELEASE_THRESHOLD: c_int = 4;
+pub const LAUNCH_PROGRAMMATIC_SERIALIZATION: c_uint = 6;
+
+/// One property of a launch; the vendor's union of 64 bytes holds a number here.
+#[repr(C)]
+pub struct LaunchAttribute {
+    pub id: c_uint,
+    pub padding: c_uint,
+    pub value: c_int,
+    pub rest: [c_int; 15],
+}
+
+/// How a kernel is started.
+#[repr(C)]
+pub struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: Handle,
+    pub attributes: *const LaunchAttribute,
+    pub n_attributes: c_uint,
+}
 
 /// Declares a table of functions and how to bind it.
 macro_rules! functions {
@@ -91,9 +112,7 @@ functions! {
         module_get_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
         func_set_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
         func_get_attribute = "cuFuncGetAttribute" (*mut c_int, c_int, Handle);
-        launch_kernel = "cuLaunchKernel" (
-            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
-        );
+        launch_kernel = "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
         get_error_name = "cuGetErrorName" (Result, *mut *const c_char);
         get_error_string = "cuGetErrorString" (Result, *mut *const c_char);
     }

@@ -75,3 +75,35 @@ fn energies_of_isolated_atoms_are_taken_off_as_the_reference_does() {
     let with_inputs = model_with(options(), |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
     compare(Numbers::F64, with_inputs, 1e-9);
 }
+
+/// Run alone, by name: afterwards no other test of the process can use the GPU.
+#[test]
+#[ignore = "takes the GPU away from its process"]
+fn a_gpu_that_is_lost_says_so_in_every_call_and_how_to_go_on() {
+    let env = |name: &str| std::env::var(name).ok();
+    let Some(whole) = device(Numbers::F64) else { return };
+    let source = "extern \"C\" __global__ void fall() { __trap(); }";
+    let flags = |(major, minor): (i32, i32)| vec![format!("--gpu-architecture=sm_{major}{minor}")];
+    let trap = Device::open_with(&Cuda::find(&env).unwrap(), 0, Numbers::F64, |capability| {
+        compile::program(source, &flags(capability), &env)
+    })
+    .unwrap();
+    let held = device::Buffer::of(&whole, &[1.0f64; 8], "a test").unwrap();
+    whole.synchronize().unwrap();
+    trap.launch("fall", 1, 1, 0, device::arguments![]).unwrap();
+    let said = [
+        trap.synchronize(),
+        whole.synchronize(),
+        held.read(0, &mut [0.0f64; 8]),
+        device::Buffer::zeroed(&whole, 64, "a test").map(|_| ()),
+        CudaEngine::new(&whole, &model(options()), 0.3).map(|_| ()),
+    ];
+    for (k, outcome) in said.into_iter().enumerate() {
+        let error = outcome.expect_err("the context is gone");
+        println!("{error}");
+        assert!(
+            error.advice().is_some_and(|a| a.contains("restart from the last checkpoint")),
+            "{k}: {error}"
+        );
+    }
+}

@@ -9,6 +9,16 @@ typedef unsigned long long u64;
 
 #define FULL_WARP 0xffffffffu
 
+// Every kernel calls this before it touches what another kernel writes: it may have been brought in while the one
+// before it still ran (Device::launch_on). It waits until that one has ended and lets the next one come in. Before it a
+// kernel may read tables, and parameters where it does not follow right after an update.
+__device__ __forceinline__ void after_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
 // Shared memory whose size the launch decides.
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
@@ -67,15 +77,16 @@ struct Layer {
 // The embedding nets at the nodes of the series.
 struct Embedding {
     const double* params;      // of net 0, in the flat vector
-    double* trace;             // [n_nets, trace_size]: y, f, d of every layer, each [K, n_out]
+    double* trace;             // [n_nets, trace_size]: y, f, d, dL/dz, dL/dy f of every layer, each [K, n_out]
     const double* nodes;       // [K]
     const double* transform;   // [K, K]
     real* c;                   // [n_stacks, n_types K, ldm] coefficients / n_sel
     const real* dl_c;          // dL/dc
     double* tails;             // [n_nets, blocks, 2] largest of the last coefficients and of all
-    double* partial;           // [chunks, n_nets, net_size] gradients
+    double* partial;           // [chunks, n_nets, net_size] gradients; one chunk
     const u32* place;          // [n_nets] stack * n_types + neighbour type
     int n_nets, n_layers, terms, n_types, ldm, net_size, trace_size, chunks;
+    int parts, unused;         // blocks that share the nodes of a net
     double scale;              // 1 / n_sel
     Layer layers[MAX_LAYERS];
 };
@@ -170,6 +181,19 @@ __device__ __forceinline__ double hyperbolic(double x) {
     return copysign(e / (e + 2.0), x);
 }
 
+// Copies n numbers, the threads of a block side by side, with N loads of each under way at a time. (An unrolled loop
+// would do what is left over one by one.)
+template <int N, typename F> __device__ __forceinline__ void copy_many(F* to, const F* from, int n) {
+    for (int i0 = threadIdx.x; i0 < n; i0 += N * blockDim.x) {
+        F kept[N];
+#pragma unroll
+        for (int k = 0; k < N; k++) kept[k] = i0 + k * (int)blockDim.x < n ? from[i0 + k * blockDim.x] : F(0);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (i0 + k * (int)blockDim.x < n) to[i0 + k * blockDim.x] = kept[k];
+    }
+}
+
 // The sum over a warp, the same on every lane, always in the same order.
 template <typename F> __device__ __forceinline__ F warp_sum(F x) {
     for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_WARP, x, step);
@@ -185,6 +209,17 @@ __device__ __forceinline__ double block_sum(double x, double* scratch) {
     double sum = 0;
     for (int w = 0; w < (blockDim.x + 31) / 32; w++) sum += scratch[w];
     return sum;
+}
+
+// One step of Adam for one parameter: optim/adam.rs.
+__device__ __forceinline__ void adam_step(double& p, double& m, double& s, double g, double scale, const Turn& rule) {
+    p -= rule.shrink * p;
+    if (rule.count != 1.0) g /= rule.count;
+    if (scale < 1.0) g *= scale;
+    g += rule.pull * p;
+    m += (1.0 - rule.beta1) * (g - m);
+    s = rule.beta2 * s + (1.0 - rule.beta2) * g * g;
+    p -= rule.rate * m / (sqrt(s) * rule.correction + 1e-8);
 }
 
 // Activation functions: the numbers of layout.rs.

@@ -1,8 +1,7 @@
 // The descriptor D = A A[..M2]^T of an atom, its tangent and its adjoint: engine/cpu/descriptor.rs. A is [4, ldm].
 
 __device__ __forceinline__ void load_a(real* to, const Batch& b, const real* from, int row) {
-    const real* a = from + (size_t)row * 4 * b.ldm;
-    for (int i = threadIdx.x; i < 4 * b.ldm; i += blockDim.x) to[i] = a[i];
+    copy_many<4>(to, from + (size_t)row * 4 * b.ldm, 4 * b.ldm);
 }
 
 // Walks over the elements [m, k] of a descriptor, a block's width at a time, without a division for each.
@@ -16,13 +15,31 @@ struct Steps {
     }
 };
 
-// Q of each row, then its tangent.
-extern "C" __global__ void begin(const __grid_constant__ Batch b) {
+// Takes the numbers of the step from the host, and finds Q of each row and where its tangent goes. `ring` is memory of the
+// host with the numbers of the next `places` steps, `stride` bytes each; null: they are on the device already. `counter` has
+// the steps so far, then the blocks of this one that are done. (A copy between two recorded steps would hold up the second
+// for 20 us.)
+extern "C" __global__ void begin(const __grid_constant__ Batch b, const unsigned char* ring, u32 stride, u32 places,
+                                 u32* counter) {
+    after_previous();
+    const volatile u32* turn = (const volatile u32*)b.turn;
+    if (ring) turn = (const volatile u32*)(ring + (size_t)(*(volatile u32*)counter % places) * stride);
+    constexpr int HEADER = sizeof(Turn) / 4 - 2;  // words before the slots
     int row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= b.n_rows) return;
-    size_t size = (size_t)4 * b.n_types * b.terms;
-    b.row_q[b.row_dl[row]] = b.frames[b.turn->slots[b.row_frame[row]]].q + b.row_local[row] * size;
-    b.row_q[b.row_de[row]] = b.q_dot + row * size;
+    if (row < b.n_rows) {
+        u32 slot = turn[HEADER + b.row_frame[row]];
+        size_t size = (size_t)4 * b.n_types * b.terms;
+        b.row_q[b.row_dl[row]] = b.frames[slot].q + b.row_local[row] * size;
+        b.row_q[b.row_de[row]] = b.q_dot + row * size;
+    }
+    if (!ring) return;
+    if (blockIdx.x == 0)
+        for (int i = threadIdx.x; i < HEADER + b.n_frames; i += blockDim.x) ((u32*)b.turn)[i] = turn[i];
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(counter + 1, 1) == gridDim.x - 1) {
+        counter[1] = 0;
+        counter[0]++;
+    }
 }
 
 // Inputs of the fitting nets, also of those with no neighbours.
@@ -30,6 +47,7 @@ extern "C" __global__ void descriptor(const __grid_constant__ Batch b) {
     real* a = (real*)shared_bytes;
     int row = blockIdx.x, m1 = b.m1, m2 = b.m2, n_d = m1 * m2, ldm = b.ldm;
     int center = center_of_row(b, row);
+    after_previous();
     load_a(a, b, b.a, row);
     __syncthreads();
     real* x = b.x[center] + (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
@@ -59,6 +77,7 @@ extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
     int center = center_of_row(b, row);
     u32 first = b.group_row[center], n = b.group_row[center + 1] - first;
     load_a(a, b, b.a, row);
+    after_previous();
     load_a(a_dot, b, b.a_dot, row);
     __syncthreads();
     real* x = b.x[center] + (size_t)(n + b.row_input[row] - first) * b.ldx;
@@ -79,11 +98,19 @@ extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
 }
 
 // t[c][m] += d_d[m, k] a[c][k], t[c][k] += d_d[m, k] a[c][m] for one row.
-#define PIECES 8
+#define PIECES 16
 __device__ void adjoint_add(real* t, real* d_d, real* pieces, const real* a, const real* from, int m1, int m2, int ldm) {
     int pitch = m2 + 1;
     Steps s(m2);
-    for (int i = threadIdx.x; i < m1 * m2; i += blockDim.x, s.next(m2)) d_d[s.m * pitch + s.k] = from[i];
+    constexpr int MANY = 7;
+    for (int i0 = threadIdx.x; i0 < m1 * m2; i0 += MANY * blockDim.x) {
+        real kept[MANY];
+#pragma unroll
+        for (int k = 0; k < MANY; k++) kept[k] = i0 + k * (int)blockDim.x < m1 * m2 ? from[i0 + k * blockDim.x] : real(0);
+#pragma unroll
+        for (int k = 0; k < MANY; k++, s.next(m2))
+            if (i0 + k * (int)blockDim.x < m1 * m2) d_d[s.m * pitch + s.k] = kept[k];
+    }
     __syncthreads();
     for (int m = threadIdx.x; m < m1; m += blockDim.x) {
         real sum[4] = {t[m], t[ldm + m], t[2 * ldm + m], t[3 * ldm + m]};
@@ -118,20 +145,25 @@ __device__ void adjoint_add(real* t, real* d_d, real* pieces, const real* a, con
 }
 
 // dE/dA of every row (second 0), or dL/dA from dL/dinput and, along the direction, dE/dinput (second 1).
-extern "C" __global__ void __launch_bounds__(128) descriptor_adjoint(const __grid_constant__ Batch b, int second) {
+extern "C" __global__ void __launch_bounds__(256) descriptor_adjoint(const __grid_constant__ Batch b, int second) {
     int row = blockIdx.x, m1 = b.m1, m2 = b.m2, ldm = b.ldm;
     real *a = (real*)shared_bytes, *t = a + 4 * ldm, *pieces = t + 4 * ldm, *d_d = pieces + 4 * PIECES * m2;
     int center = center_of_row(b, row);
     size_t at = (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
-    load_a(a, b, b.a, row);
     for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) t[i] = real(0);
-    __syncthreads();
-    adjoint_add(t, d_d, pieces, a, (second ? b.dl_x : b.de_x)[center] + at, m1, m2, ldm);
     if (second) {
+        // Long there: the wait is for dL/dinput.
         load_a(a, b, b.a_dot, row);
         __syncthreads();
         adjoint_add(t, d_d, pieces, a, b.de_x[center] + at, m1, m2, ldm);
+        load_a(a, b, b.a, row);
+        after_previous();
+    } else {
+        after_previous();
+        load_a(a, b, b.a, row);
     }
+    __syncthreads();
+    adjoint_add(t, d_d, pieces, a, (second ? b.dl_x : b.de_x)[center] + at, m1, m2, ldm);
     real* out = b.da + (size_t)(second ? b.row_dl : b.row_de)[row] * 4 * ldm;
     for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) out[i] = t[i];
 }

@@ -1,28 +1,31 @@
 // The embedding nets at the nodes of the Chebyshev series, in double precision: values, coefficients, gradients.
 // The formulas of engine/cpu/chebyshev.rs and engine/cpu/net.rs.
 
-// Nodes of one block.
-#define NODES 4
+// Nodes of one block, and columns that its threads work on at once, two threads for each.
+#define NODES 2
+#define COLUMNS 128
 
-// Where layer l keeps y, f and d for all nodes of a net.
+enum { TRACE_Y, TRACE_F, TRACE_D, TRACE_DL_Z, TRACE_DL_T, TRACES };
+
+// Where layer l keeps one of these for all nodes of a net.
 __device__ __forceinline__ double* trace_of(const Embedding& e, int net, int l, int part) {
     double* at = e.trace + (size_t)net * e.trace_size;
-    for (int k = 0; k < l; k++) at += 3 * e.terms * e.layers[k].n_out;
+    for (int k = 0; k < l; k++) at += TRACES * e.terms * e.layers[k].n_out;
     return at + part * e.terms * e.layers[l].n_out;
 }
 
 // The parameters of a net, in shared memory where they fit (`room` numbers), else where they are.
 __device__ __forceinline__ const double* near(double* shared, const double* params, int size, int room) {
     if (size > room) return params;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < size; i += blockDim.x) shared[i] = params[i];
+    copy_many<13>(shared, params, size);
     return shared;
 }
 
 // The nets at NODES nodes for each block.
 extern "C" __global__ void __launch_bounds__(256) embed_forward(const __grid_constant__ Embedding e, int room) {
+    after_previous();
     double* x = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
-    int net = blockIdx.x / e.chunks, first = blockIdx.x % e.chunks * NODES;
+    int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES;
     const double* params = near((double*)shared_bytes, e.params + (size_t)net * e.net_size, e.net_size, room);
     if (threadIdx.x < NODES) x[threadIdx.x] = e.nodes[first + threadIdx.x];
     int width = 1;
@@ -31,9 +34,9 @@ extern "C" __global__ void __launch_bounds__(256) embed_forward(const __grid_con
         __syncthreads();
         int n_in = layer.n_in, n = layer.n_out;
         double* y = x + NODES * width;
-        double* trace_y = trace_of(e, net, l, 0);
-        double* trace_f = trace_of(e, net, l, 1);
-        double* trace_d = trace_of(e, net, l, 2);
+        double* trace_y = trace_of(e, net, l, TRACE_Y);
+        double* trace_f = trace_of(e, net, l, TRACE_F);
+        double* trace_d = trace_of(e, net, l, TRACE_D);
         for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
             int r = i / n, o = i % n;
             double z = layer.b < 0 ? 0.0 : params[layer.b + o];
@@ -52,33 +55,55 @@ extern "C" __global__ void __launch_bounds__(256) embed_forward(const __grid_con
     }
 }
 
+// sum[r] = sum_k weights[r][k] from[k * ld + m] of one column, half of the terms on each of two threads; whole on the
+// first of them.
+template <typename F> __device__ __forceinline__ void transform_column(double (&sum)[NODES], double (*halves)[COLUMNS],
+                                                                       const double (*weights)[192], const F* from,
+                                                                       int ld, int m, bool is_there, int terms) {
+    int half = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
+#pragma unroll
+    for (int r = 0; r < NODES; r++) sum[r] = 0;
+    constexpr int MANY = 22;
+    for (int k0 = half * terms / 2, end = k0 + terms / 2; is_there && k0 < end; k0 += MANY) {
+        F v[MANY];
+#pragma unroll
+        for (int k = 0; k < MANY; k++) v[k] = k0 + k < end ? from[(k0 + k) * ld + m] : F(0);
+#pragma unroll
+        for (int k = 0; k < MANY; k++)
+#pragma unroll
+            for (int r = 0; r < NODES; r++) sum[r] = fma(weights[r][min(k0 + k, end - 1)], (double)v[k], sum[r]);
+    }
+    __syncthreads();
+    if (half)
+        for (int r = 0; r < NODES; r++) halves[r][column] = sum[r];
+    __syncthreads();
+    if (!half)
+        for (int r = 0; r < NODES; r++) sum[r] += halves[r][column];
+}
+
 // Coefficients = transform * values at the nodes, and how large the last of them are.
 extern "C" __global__ void __launch_bounds__(256) embed_transform(const __grid_constant__ Embedding e) {
-    __shared__ double weights[NODES][192];
+    __shared__ double weights[NODES][192], halves[NODES][COLUMNS];
     __shared__ double scratch[16];
-    int net = blockIdx.x / e.chunks, first = blockIdx.x % e.chunks * NODES;
+    int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES;
     int m1 = e.layers[e.n_layers - 1].n_out, terms = e.terms;
-    const double* values = trace_of(e, net, e.n_layers - 1, 0);
+    const double* values = trace_of(e, net, e.n_layers - 1, TRACE_Y);
     for (int i = threadIdx.x; i < NODES * terms; i += blockDim.x)
         weights[i / terms][i % terms] = e.transform[(first + i / terms) * terms + i % terms];
+    after_previous();
     __syncthreads();
     double last = 0, largest = 0;
     real* out = e.c + ((size_t)e.place[net] * terms + first) * e.ldm;
-    // Two threads share the rows of a column.
-    int half = threadIdx.x % 2 * (NODES / 2);
-    for (int m = threadIdx.x / 2; m < m1; m += blockDim.x / 2) {
-        double sum[NODES / 2] = {};
-#pragma unroll 8
-        for (int n = 0; n < terms; n++) {
-            double v = values[n * m1 + m];
+    for (int m0 = 0; m0 < m1; m0 += COLUMNS) {
+        int m = m0 + threadIdx.x % COLUMNS;
+        double sum[NODES];
+        transform_column(sum, halves, weights, values, m1, m, m < m1, terms);
+        if (m >= m1 || threadIdx.x >= COLUMNS) continue;
 #pragma unroll
-            for (int k = 0; k < NODES / 2; k++) sum[k] = fma(weights[half + k][n], v, sum[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < NODES / 2; k++) {
-            out[(half + k) * e.ldm + m] = (real)(sum[k] * e.scale);
-            largest = fmax(largest, fabs(sum[k]));
-            if (first + half + k >= terms - 3) last = fmax(last, fabs(sum[k]));
+        for (int r = 0; r < NODES; r++) {
+            out[r * e.ldm + m] = (real)(sum[r] * e.scale);
+            largest = fmax(largest, fabs(sum[r]));
+            if (first + r >= terms - 3) last = fmax(last, fabs(sum[r]));
         }
     }
     for (int step = 16; step > 0; step >>= 1) {
@@ -95,78 +120,136 @@ extern "C" __global__ void __launch_bounds__(256) embed_transform(const __grid_c
     }
 }
 
-// From dL/dcoefficients to the gradient of the nets, NODES nodes for each block; blocks are added up by `reduce`.
+// From dL/dcoefficients to dL/dz of every layer, NODES nodes for each block.
 extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_constant__ Embedding e, int room) {
-    __shared__ double weights[192][NODES];
+    __shared__ double weights[NODES][192], halves[NODES][COLUMNS];
     double* shared = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
-    int net = blockIdx.x / e.chunks, chunk = blockIdx.x % e.chunks, first = chunk * NODES;
+    int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES, terms = e.terms;
+    for (int i = threadIdx.x; i < NODES * terms; i += blockDim.x)
+        weights[i % NODES][i / NODES] = e.transform[i / NODES * terms + first + i % NODES];
     const double* params = near((double*)shared_bytes, e.params + (size_t)net * e.net_size, e.net_size, room);
-    for (int i = threadIdx.x; i < NODES * e.terms; i += blockDim.x)
-        weights[i / NODES][i % NODES] = e.transform[i / NODES * e.terms + first + i % NODES];
-    double* grad = e.partial + ((size_t)chunk * e.n_nets + net) * e.net_size;
+    // f and d of this thread's first element of a layer are loaded one layer ahead.
+    double f_next = 0, d_next = 0;
+    auto look_ahead = [&](int l) {
+        int n = e.layers[l].n_out, i = threadIdx.x;
+        if (i >= NODES * n) return;
+        f_next = trace_of(e, net, l, TRACE_F)[first * n + i], d_next = trace_of(e, net, l, TRACE_D)[first * n + i];
+    };
+    look_ahead(e.n_layers - 1);
+    after_previous();
     int widest = 1;
     for (int l = 0; l < e.n_layers; l++) widest = max(widest, e.layers[l].n_out);
-    double *dl_y = shared, *dl_z = shared + NODES * widest, *x = shared + 2 * NODES * widest;
-    double* dl_x = shared + 3 * NODES * widest;
-    int m1 = e.layers[e.n_layers - 1].n_out, terms = e.terms;
+    double *dl_y = shared, *dl_z = shared + NODES * widest, *dl_x = shared + 2 * NODES * widest;
+    int m1 = e.layers[e.n_layers - 1].n_out;
     const real* dl_c = e.dl_c + (size_t)e.place[net] * terms * e.ldm;
     __syncthreads();
-    int half = threadIdx.x % 2 * (NODES / 2);
-    for (int m = threadIdx.x / 2; m < m1; m += blockDim.x / 2) {
-        double sum[NODES / 2] = {};
-#pragma unroll 8
-        for (int k = 0; k < terms; k++) {
-            double v = (double)dl_c[k * e.ldm + m] * e.scale;
-#pragma unroll
-            for (int r = 0; r < NODES / 2; r++) sum[r] = fma(weights[k][half + r], v, sum[r]);
-        }
-#pragma unroll
-        for (int r = 0; r < NODES / 2; r++) dl_y[(half + r) * m1 + m] = sum[r];
+    for (int m0 = 0; m0 < m1; m0 += COLUMNS) {
+        int m = m0 + threadIdx.x % COLUMNS;
+        double sum[NODES];
+        transform_column(sum, halves, weights, dl_c, e.ldm, m, m < m1, terms);
+        if (m < m1 && threadIdx.x < COLUMNS)
+            for (int r = 0; r < NODES; r++) dl_y[r * m1 + m] = sum[r] * e.scale;
     }
     for (int l = e.n_layers - 1; l >= 0; l--) {
         const Layer& layer = e.layers[l];
         int n_in = layer.n_in, n = layer.n_out;
-        const double* f = trace_of(e, net, l, 1) + first * n;
-        const double* d = trace_of(e, net, l, 2) + first * n;
+        const double* f = trace_of(e, net, l, TRACE_F) + first * n;
+        const double* d = trace_of(e, net, l, TRACE_D) + first * n;
+        double* trace_z = trace_of(e, net, l, TRACE_DL_Z) + first * n;
+        double* trace_t = trace_of(e, net, l, TRACE_DL_T) + first * n;
         __syncthreads();
         for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
+            bool is_known = i == threadIdx.x;
             double idt = layer.idt < 0 ? 1.0 : params[layer.idt + i % n];
-            dl_z[i] = dl_y[i] * idt * d[i];
-        }
-        for (int i = threadIdx.x; i < NODES * n_in; i += blockDim.x)
-            x[i] = l ? trace_of(e, net, l - 1, 0)[first * n_in + i] : e.nodes[first + i];
-        __syncthreads();
-        for (int o = threadIdx.x; o < n; o += blockDim.x) {
-            double b = 0, t = 0;
-            for (int r = 0; r < NODES; r++) b += dl_z[r * n + o], t += dl_y[r * n + o] * f[r * n + o];
-            if (layer.b >= 0) grad[layer.b + o] = b;
-            if (layer.idt >= 0) grad[layer.idt + o] = t;
-        }
-        for (int i = threadIdx.x; i < n_in * n; i += blockDim.x) {
-            double sum = 0;
-#pragma unroll
-            for (int r = 0; r < NODES; r++) sum = fma(x[r * n_in + i / n], dl_z[r * n + i % n], sum);
-            grad[layer.w + i] = sum;
+            double dl = dl_y[i] * idt * (is_known ? d_next : d[i]);
+            dl_z[i] = dl, trace_z[i] = dl;
+            if (layer.idt >= 0) trace_t[i] = dl_y[i] * (is_known ? f_next : f[i]);
         }
         if (!l) break;
-        for (int i = threadIdx.x; i < NODES * n_in; i += blockDim.x) {
-            int r = i / n_in, k = i % n_in;
-            const double* w = params + layer.w + (size_t)k * n;
+        look_ahead(l - 1);
+        __syncthreads();
+        // Two neighbouring threads share the columns of an element.
+        int count = 2 * NODES * n_in, half = (n + 1) / 2;
+        for (int i0 = 0; i0 < count; i0 += blockDim.x) {
+            int i = min(i0 + (int)threadIdx.x, count - 1), r = i / 2 / n_in, k = i / 2 % n_in;
+            int start = i % 2 * half, length = i % 2 ? n - half : half;
+            const double *w = params + layer.w + (size_t)k * n + start, *z = dl_z + r * n + start;
             double sum = 0;
             // Threads start at different columns, so that they read from different banks.
-            int o = k % n;
-#pragma unroll 4
-            for (int c = 0; c < n; c++) {
-                sum = fma(dl_z[r * n + o], w[o], sum);
-                o = o + 1 == n ? 0 : o + 1;
+            int o = length ? k % length : 0;
+#pragma unroll 8
+            for (int c = 0; c < length; c++) {
+                sum = fma(z[o], w[o], sum);
+                o = o + 1 == length ? 0 : o + 1;
             }
+            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
             if (layer.shortcut)
                 for (int o = k; o < n; o += n_in) sum += dl_y[r * n + o];
-            dl_x[i] = sum;
+            if (i0 + (int)threadIdx.x < count && i % 2 == 0) dl_x[i / 2] = sum;
         }
-        __syncthreads();
         double* swap = dl_y;
         dl_y = dl_x;
         dl_x = swap;
     }
+}
+
+// Parameters of one block of embed_weights, four threads for each.
+#define WEIGHTS 64
+
+// The gradient of the nets from dL/dz of all nodes (`params` null), or their update. `trained` has a flag for each net.
+extern "C" __global__ void __launch_bounds__(256) embed_weights(const __grid_constant__ Embedding e, double* params,
+                                                                double* first_moment, double* second_moment,
+                                                                const u32* trained, const Turn* turn,
+                                                                const Status* status) {
+    __shared__ double sums[4][WEIGHTS];
+    int blocks = (e.net_size + WEIGHTS - 1) / WEIGHTS, net = blockIdx.x / blocks;
+    int i = blockIdx.x % blocks * WEIGHTS + threadIdx.x % WEIGHTS, part = threadIdx.x / WEIGHTS;
+    // A weight is the sum of x dL/dz over the nodes; a bias has x = 1, a time step dL/dy f instead of dL/dz.
+    const double *x = nullptr, *dl = nullptr;
+    int ldx = 0, ld = 0;
+    for (int l = 0; l < e.n_layers; l++) {
+        const Layer& layer = e.layers[l];
+        int n = layer.n_out, n_in = layer.n_in;
+        if (i >= layer.w && i < layer.w + n_in * n) {
+            int k = (i - layer.w) / n;
+            x = (l ? trace_of(e, net, l - 1, TRACE_Y) : e.nodes) + k;
+            ldx = n_in, ld = n;
+            dl = trace_of(e, net, l, TRACE_DL_Z) + (i - layer.w) % n;
+        }
+        if (layer.b >= 0 && i >= layer.b && i < layer.b + n)
+            dl = trace_of(e, net, l, TRACE_DL_Z) + (i - layer.b), ld = n;
+        if (layer.idt >= 0 && i >= layer.idt && i < layer.idt + n)
+            dl = trace_of(e, net, l, TRACE_DL_T) + (i - layer.idt), ld = n;
+    }
+    // Nobody but the update before this one writes these.
+    size_t at = (size_t)net * e.net_size + i;
+    bool ends = !part && i < e.net_size;
+    double p = 0, m = 0, s = 0;
+    if (ends && params) p = params[at], m = first_moment[at], s = second_moment[at];
+    after_previous();
+    double sum = 0;
+    if (dl) {
+        constexpr int MANY = 11;
+        for (int r0 = part * (e.terms / 4), end = r0 + e.terms / 4; r0 < end; r0 += MANY) {
+            double a[MANY], d[MANY];
+#pragma unroll
+            for (int k = 0; k < MANY; k++) {
+                bool is_there = r0 + k < end;
+                a[k] = is_there && x ? x[(r0 + k) * ldx] : 1.0, d[k] = is_there ? dl[(r0 + k) * ld] : 0.0;
+            }
+#pragma unroll
+            for (int k = 0; k < MANY; k++) sum = fma(a[k], d[k], sum);
+        }
+    }
+    sums[part][threadIdx.x % WEIGHTS] = sum;
+    __syncthreads();
+    if (!ends) return;
+    for (int k = 1; k < 4; k++) sum += sums[k][threadIdx.x];
+    if (!params) {
+        e.partial[at] = sum;
+        return;
+    }
+    if (!trained[net] || status->bad_step) return;
+    adam_step(p, m, s, sum, 1.0, *turn);
+    params[at] = p, first_moment[at] = m, second_moment[at] = s;
 }

@@ -30,24 +30,33 @@ __device__ __forceinline__ double energy_of(const Batch& b, int center, u32 inpu
     const real* y = b.y_last[center] + (size_t)(input - b.group_row[center]) * b.ld_last;
     const real* w = b.w_out[center];
     double sum = 0;
-    for (int i = threadIdx.x % 32; i < b.n_last; i += 32) sum = fma((double)y[i], (double)w[i], sum);
+    constexpr int MANY = 8;
+    for (int i0 = threadIdx.x % 32; i0 < b.n_last; i0 += 32 * MANY) {
+        real a[MANY], c[MANY];
+#pragma unroll
+        for (int k = 0; k < MANY; k++) {
+            bool is_there = i0 + 32 * k < b.n_last;
+            a[k] = is_there ? y[i0 + 32 * k] : real(0), c[k] = is_there ? w[i0 + 32 * k] : real(0);
+        }
+#pragma unroll
+        for (int k = 0; k < MANY; k++) sum = fma((double)a[k], (double)c[k], sum);
+    }
     return warp_sum(sum);
 }
 
 // The force terms of the loss for one atom, on one thread.
-__device__ void force_terms(const Batch& b, const Frame& frame, int row, int atom, const double* force, double* seeds) {
-    double* sums = b.row_sums + (size_t)6 * row;
-    for (int k = 0; k < 6; k++) sums[k] = 0;
-    for (int k = 0; k < 3; k++) seeds[k] = 0;
-    if (!has_term(b, FORCE_TERM) && !has_term(b, PREF_FORCE_TERM)) return;
-    double label[3], error[3], square = 0, norm = 1.0;
-    for (int k = 0; k < 3; k++) label[k] = frame.force[3 * atom + k];
+__device__ __forceinline__ void force_terms(const Batch& b, const Frame& frame, u32 terms, const double* label,
+                                            const double* weights, int atom, const double* force, double* seeds,
+                                            double* sums) {
+    bool has_force = terms >> FORCE_TERM & 1, has_pref = terms >> PREF_FORCE_TERM & 1;
+    if (!has_force && !has_pref) return;
+    double error[3], square = 0, norm = 1.0;
     if (!isnan(b.relative_f))
         norm = sqrt(label[0] * label[0] + label[1] * label[1] + label[2] * label[2]) + b.relative_f;
     for (int k = 0; k < 3; k++) error[k] = (force[k] - label[k]) / norm, square += error[k] * error[k];
     double length = sqrt(square);
-    if (has_term(b, FORCE_TERM)) {
-        double weight = b.turn->weight[FORCE_TERM], penalties = b.f_use_norm ? b.n_real : 3.0 * b.n_real;
+    if (has_force) {
+        double weight = weights[0], penalties = b.f_use_norm ? b.n_real : 3.0 * b.n_real;
         sums[1] = square;
         bool norms = b.f_use_norm && b.function == MAE;
         sums[2] = norms ? length : fabs(error[0]) + fabs(error[1]) + fabs(error[2]);
@@ -58,8 +67,8 @@ __device__ void force_terms(const Batch& b, const Frame& frame, int row, int ato
             seeds[k] += weight * p.slope / (norm * penalties);
         }
     }
-    if (has_term(b, PREF_FORCE_TERM)) {
-        double weight = b.turn->weight[PREF_FORCE_TERM], count = 3.0 * b.n_real;
+    if (has_pref) {
+        double weight = weights[1], count = 3.0 * b.n_real;
         for (int k = 0; k < 3; k++) {
             double pref = frame.atom_pref ? frame.atom_pref[3 * atom + k] : 1.0;
             Penalty p = penalty(b.function, 0.0, error[k]);
@@ -71,22 +80,45 @@ __device__ void force_terms(const Batch& b, const Frame& frame, int row, int ato
     }
 }
 
+// Adds dE/dd of pairs to a lane's part of a force, or takes off that of the pairs that a table names.
+__device__ __forceinline__ void add_pairs(double (&force)[3], const real* de_d, const u32* table, u32 first, u32 end) {
+    constexpr int MANY = 6;
+    for (u32 p0 = first + threadIdx.x % 32; p0 < end; p0 += 32 * MANY) {
+        u32 at[MANY];
+        real e[MANY][3];
+#pragma unroll
+        for (int i = 0; i < MANY; i++) at[i] = p0 + 32 * i < end ? (table ? table[p0 + 32 * i] : p0 + 32 * i) : ~0u;
+#pragma unroll
+        for (int i = 0; i < MANY; i++)
+#pragma unroll
+            for (int k = 0; k < 3; k++) e[i][k] = at[i] != ~0u ? de_d[3 * (size_t)at[i] + k] : real(0);
+#pragma unroll
+        for (int i = 0; i < MANY; i++)
+#pragma unroll
+            for (int k = 0; k < 3; k++) force[k] += table ? -(double)e[i][k] : (double)e[i][k];
+    }
+}
+
 // Force and energy of every row, and the seeds of the force terms: one warp for each row.
 extern "C" __global__ void collect(const __grid_constant__ Batch b) {
     int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= b.n_rows) return;
+    // Frames and slots do not change in a step.
     int f = b.row_frame[row], local = b.row_local[row], center = center_of_row(b, row);
     const Frame frame = b.frames[b.turn->slots[f]];
     const real* de_d = b.de_d + (size_t)f * b.pair_stride * 3;
     const u32* start = frame.pair_start + (size_t)local * b.n_types;
     u32 atom = frame.order[local];
+    u32 first = start[0], end = start[b.n_types];
+    u32 reverse_first = frame.reverse_start[atom], reverse_end = frame.reverse_start[atom + 1];
+    u32 terms = b.turn->terms;
+    double weights[2] = {b.turn->weight[FORCE_TERM], b.turn->weight[PREF_FORCE_TERM]}, label[3] = {};
+    if (b.used && frame.force)
+        for (int k = 0; k < 3; k++) label[k] = frame.force[3 * atom + k];
+    after_previous();
     double force[3] = {};
-    for (u32 p = start[0] + lane; p < start[b.n_types]; p += 32)
-        for (int k = 0; k < 3; k++) force[k] += (double)de_d[3 * p + k];
-    for (u32 r = frame.reverse_start[atom] + lane; r < frame.reverse_start[atom + 1]; r += 32) {
-        u32 p = frame.reverse[r];
-        for (int k = 0; k < 3; k++) force[k] -= (double)de_d[3 * p + k];
-    }
+    add_pairs(force, de_d, nullptr, first, end);
+    add_pairs(force, de_d, frame.reverse, reverse_first, reverse_end);
     for (int k = 0; k < 3; k++) force[k] = warp_sum(force[k]);
     double energy = energy_of(b, center, b.row_input[row]) + (b.b_out[center] ? (double)*b.b_out[center] : 0.0);
     u32 vacuum = b.row_vacuum[row];
@@ -96,9 +128,10 @@ extern "C" __global__ void collect(const __grid_constant__ Batch b) {
     b.atom_energy[at] = energy + b.bias[center];
     for (int k = 0; k < 3; k++) b.force[3 * at + k] = force[k];
     if (!b.used) return;
-    double seeds[3];
-    force_terms(b, frame, row, atom, force, seeds);
+    double seeds[3] = {}, sums[6] = {};
+    force_terms(b, frame, terms, label, weights, atom, force, seeds, sums);
     for (int k = 0; k < 3; k++) b.dl_force[3 * at + k] = seeds[k];
+    for (int k = 0; k < 6; k++) b.row_sums[(size_t)6 * row + k] = sums[k];
 }
 
 __device__ __forceinline__ void energy_seed(const Batch& b, int row, double dl_energy, double dl_atom_energy) {
@@ -110,6 +143,7 @@ __device__ __forceinline__ void energy_seed(const Batch& b, int row, double dl_e
 // dL/denergy of every row, from seeds that the host made.
 extern "C" __global__ void energy_seeds(const __grid_constant__ Batch b) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
+    after_previous();
     if (row >= b.n_rows) return;
     int f = b.row_frame[row];
     u32 atom = b.frames[b.turn->slots[f]].order[b.row_local[row]];
@@ -120,6 +154,7 @@ extern "C" __global__ void energy_seeds(const __grid_constant__ Batch b) {
 extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_constant__ Batch b) {
     __shared__ double scratch[8];
     int f = blockIdx.x;
+    after_previous();
     const Frame frame = b.frames[b.turn->slots[f]];
     size_t first = (size_t)f * b.atom_stride;
     double energy = 0, compared = 0, virial[9] = {}, force[6] = {}, atoms[3] = {};
@@ -198,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_consta
 extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constant__ Batch b, const double* tails,
                                                             int n_nets, int blocks) {
     __shared__ double scratch[8];
+    after_previous();
     bool norms = b.f_use_norm && b.function == MAE;
     double F = b.n_frames, n = b.n_real;
     double penalties[5] = {F, b.f_use_norm ? n : 3.0 * n, 9.0 * F, n, 3.0 * n};
@@ -217,18 +253,27 @@ extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constan
         loss += b.turn->weight[term] * sums[0] / penalties[term];
         if (threadIdx.x == 0) out[1 + 3 * term] = sums[1], out[2 + 3 * term] = sums[2], out[3 + 3 * term] = counts[term];
     }
+    // Tails of the nets, a warp for each.
+    double tail = 0;
+    for (int net = threadIdx.x / 32; net < n_nets; net += blockDim.x / 32) {
+        double last = 0, largest = 1e-300;
+        for (int k = threadIdx.x % 32; k < blocks; k += 32) {
+            last = fmax(last, tails[2 * (net * blocks + k)]);
+            largest = fmax(largest, tails[2 * (net * blocks + k) + 1]);
+        }
+        for (int step = 16; step > 0; step >>= 1) {
+            last = fmax(last, __shfl_xor_sync(FULL_WARP, last, step));
+            largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+        }
+        tail = fmax(tail, last / largest);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = tail;
+    __syncthreads();
     if (threadIdx.x != 0) return;
     out[0] = loss;
     // A batch that is only looked at counts no gradient.
     if (!isfinite(loss) && b.turn->count > 0.0) atomicCAS(&b.status->bad_step, 0u, b.turn->step + 1);
-    double tail = 0;
-    for (int net = 0; net < n_nets; net++) {
-        double last = 0, largest = 1e-300;
-        for (int k = 0; k < blocks; k++) {
-            last = fmax(last, tails[2 * (net * blocks + k)]);
-            largest = fmax(largest, tails[2 * (net * blocks + k) + 1]);
-        }
-        tail = fmax(tail, last / largest);
-    }
+    for (int w = 1; w < (int)blockDim.x / 32; w++) tail = fmax(tail, scratch[w]);
     b.status->tail = fmax(b.status->tail, tail);
 }

@@ -48,6 +48,32 @@ __device__ __forceinline__ int element_of(int lane) {
 // T_k at x.
 __device__ __noinline__ double polynomial(int k, double x) { return cos(k * acos(fmin(1.0, fmax(-1.0, x)))); }
 
+// Keeps a pair in a column of shared memory.
+__device__ __forceinline__ void leave_pair(real* column, const Pair& pair) {
+    for (int k = 0; k < 3; k++) column[k * STRIDE] = pair.d[k];
+    column[3 * STRIDE] = pair.s, column[4 * STRIDE] = pair.s_slope;
+    column[5 * STRIDE] = pair.q, column[6 * STRIDE] = pair.q_slope;
+}
+
+// Replaces a kept pair by the change of its functions (four) and of the series' argument times its functions (four).
+__device__ __forceinline__ void move_pair(real* column, const double* dl_force, const double* u_i, const double* strain,
+                                          real inv_half) {
+    real d[3] = {column[0], column[STRIDE], column[2 * STRIDE]};
+    real s = column[3 * STRIDE], s_slope = column[4 * STRIDE], q = column[5 * STRIDE], q_slope = column[6 * STRIDE];
+    real v[3], along = 0;
+    for (int k = 0; k < 3; k++) {
+        real bend = (real)strain[k] * d[0] + (real)strain[3 + k] * d[1] + (real)strain[6 + k] * d[2];
+        v[k] = (real)(u_i[k] - dl_force[k]) - bend;
+        along += d[k] * v[k];
+    }
+    real s_dot = s_slope * along;
+    column[0] = s_dot, column[4 * STRIDE] = inv_half * s_dot * s;
+    for (int k = 0; k < 3; k++) {
+        column[(k + 1) * STRIDE] = q * v[k] + q_slope * along * d[k];
+        column[(k + 5) * STRIDE] = inv_half * s_dot * (q * d[k]);
+    }
+}
+
 // Q of a row (MOVES false), or its change along the direction -dL/dF (MOVES true), written to `out`.
 //
 // Each pair's thread walks the recurrences of T_k and U_k and leaves them at every GROUP-th term; the threads of a
@@ -62,36 +88,19 @@ template <bool MOVES> __device__ void features_of_row(real* out, const Batch& b,
     const u32* start = frame.pair_start + (size_t)local * n_types;
     real middle = (real)b.middle, inv_half = (real)b.inv_half;
     double u_i[3] = {}, strain[9] = {};
-    if (MOVES) {
-        const double* dl_force = b.dl_force + (size_t)f * b.atom_stride * 3;
-        for (int k = 0; k < 3; k++) u_i[k] = dl_force[3 * frame.order[local] + k];
-        for (int k = 0; k < 9; k++) strain[k] = b.wants_virial ? b.dl_virial[9 * f + k] : 0.0;
-    }
     real sums[4 * GROUP];
 #pragma unroll
     for (int i = 0; i < 4 * GROUP; i++) sums[i] = real(0);
-    int end = start[n_types], t = 0;
-    for (int p0 = start[0];; p0 += CHUNK) {
+    int begin = start[0], end = start[n_types], t = 0;
+    for (int p0 = begin;; p0 += CHUNK) {
         int n = min(CHUNK, end - p0);
         __syncthreads();
         for (int i = threadIdx.x; i < n; i += blockDim.x) {
             Pair pair = pair_at(b, frame, p0 + i, center);
-            real a[4] = {pair.s, pair.q * pair.d[0], pair.q * pair.d[1], pair.q * pair.d[2]};
-            if (MOVES) {
-                const double* dl_force = b.dl_force + (size_t)f * b.atom_stride * 3 + 3 * (size_t)frame.j[p0 + i];
-                real v[3], along = 0;
-                for (int k = 0; k < 3; k++) {
-                    real bend = (real)strain[k] * pair.d[0] + (real)strain[3 + k] * pair.d[1] +
-                                (real)strain[6 + k] * pair.d[2];
-                    v[k] = (real)(u_i[k] - dl_force[k]) - bend;
-                    along += pair.d[k] * v[k];
-                }
-                real s_dot = pair.s_slope * along;
-                for (int c = 0; c < 4; c++) rows[(4 + c) * STRIDE + i] = inv_half * s_dot * a[c];
-                a[0] = s_dot;
-                for (int k = 0; k < 3; k++) a[k + 1] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
-            }
-            for (int c = 0; c < 4; c++) rows[c * STRIDE + i] = a[c];
+            // What changes with the direction comes after it is there; a thread finds its own pairs again.
+            if (MOVES) leave_pair(rows + i, pair);
+            else
+                for (int c = 0; c < 4; c++) rows[c * STRIDE + i] = c ? pair.q * pair.d[c - 1] : pair.s;
             real x = (pair.s - middle) * inv_half, two_x = x + x;
             real t_k = 1, t_old = x, u_k = 0, u_old = -1;
             for (int g = 0; g < groups; g++) {
@@ -105,6 +114,17 @@ template <bool MOVES> __device__ void features_of_row(real* out, const Batch& b,
                     if (MOVES) next = fused(two_x, u_k, -u_old), u_old = u_k, u_k = next;
                 }
             }
+        }
+        if (MOVES) {
+            const double* dl_force = b.dl_force + (size_t)f * b.atom_stride * 3;
+            if (p0 == begin) {
+                // Frames and slots do not change in a step: all of the above needs no wait.
+                after_previous();
+                for (int k = 0; k < 3; k++) u_i[k] = dl_force[3 * frame.order[local] + k];
+                for (int k = 0; k < 9; k++) strain[k] = b.wants_virial ? b.dl_virial[9 * f + k] : 0.0;
+            }
+            for (int i = threadIdx.x; i < n; i += blockDim.x)
+                move_pair(rows + i, dl_force + 3 * (size_t)frame.j[p0 + i], u_i, strain, inv_half);
         }
         __syncthreads();
         for (; t < n_types; t++) {
@@ -167,6 +187,7 @@ __device__ __forceinline__ int center_of(const u32* block, int n_types, int loca
 // Q of every row of one frame; `block` [n_types + 1] has the rows of each type.
 extern "C" __global__ void features(const __grid_constant__ Batch b, const Frame* frame, const u32* block) {
     int local = blockIdx.x, tk = b.n_types * b.terms;
+    after_previous();
     const Frame copy = *frame;
     int center = center_of(block, b.n_types, local);
     features_of_row<false>(copy.q + (size_t)local * 4 * tk, b, copy, 0, local, center);
@@ -194,21 +215,33 @@ extern "C" __global__ void __launch_bounds__(160) pair_forces(const __grid_const
     int row = blockIdx.x, f = b.row_frame[row], local = b.row_local[row];
     const Frame frame = b.frames[b.turn->slots[f]];
     int n_types = b.n_types, terms = b.terms, tk = n_types * terms, center = center_of_row(b, row);
+    const u32* start = frame.pair_start + (size_t)local * n_types;
+    // Frames and slots do not change in a step: the first pair is made before dE/dQ is there.
+    int p = start[0] + threadIdx.x, end = start[n_types];
+    Pair pair;
+    if (p < end) pair = pair_at(b, frame, p, center);
+    after_previous();
     const real* from = b.de_q + (size_t)row * 4 * tk;
-    for (int i = threadIdx.x; i < 4 * tk; i += blockDim.x) {
-        int c = i / tk, k = i % tk;
-        real e = from[i];
-        de_q[8 * k + c] = e;
-        de_q[8 * k + 4 + c] = real(k % terms) * e;
+    constexpr int MANY = 5;
+    for (int i0 = threadIdx.x; i0 < 4 * tk; i0 += MANY * blockDim.x) {
+        real kept[MANY];
+#pragma unroll
+        for (int n = 0; n < MANY; n++) kept[n] = i0 + n * (int)blockDim.x < 4 * tk ? from[i0 + n * blockDim.x] : real(0);
+#pragma unroll
+        for (int n = 0; n < MANY; n++) {
+            int i = i0 + n * blockDim.x, c = i / tk, k = i - c * tk;
+            if (i >= 4 * tk) break;
+            de_q[8 * k + c] = kept[n];
+            de_q[8 * k + 4 + c] = real(k % terms) * kept[n];
+        }
     }
     __syncthreads();
-    const u32* start = frame.pair_start + (size_t)local * n_types;
     real middle = (real)b.middle, inv_half = (real)b.inv_half;
     double virial[9] = {};
-    for (int p = start[0] + threadIdx.x; p < (int)start[n_types]; p += blockDim.x) {
+    for (bool is_next = false; p < end; p += blockDim.x, is_next = true) {
         int t = 0;
         while (p >= (int)start[t + 1]) t++;
-        Pair pair = pair_at(b, frame, p, center);
+        if (is_next) pair = pair_at(b, frame, p, center);
         real x = (pair.s - middle) * inv_half, two_x = x + x;
         real t_k = 1, t_old = x, u_k = 0, u_old = -1;
         real value[4] = {}, slope[4] = {};

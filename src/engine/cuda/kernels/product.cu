@@ -372,6 +372,7 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         BLoader;
 
     static __device__ void run(const Products& p) {
+        after_previous();
         real* shared = (real*)shared_bytes;
         int which = 0, tile = blockIdx.x;
         while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;

@@ -23,7 +23,7 @@ static_assert(sizeof(Columns) == COLUMNS_BYTES, "Columns differs from layout.rs"
 static_assert(sizeof(View) == VIEW_BYTES, "View differs from layout.rs");
 
 // Elements of a view that one block works on.
-#define PER_BLOCK 1024
+#define PER_BLOCK 512
 
 extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tasks, int n_tasks) {
     int which = 0;
@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tas
     const Columns c = tasks[which];
     int chunk = blockIdx.x - c.first_block;
     int first = chunk * c.rows_each, end = min(c.rows, first + c.rows_each);
+    after_previous();
     for (int o = threadIdx.x; o < c.cols; o += blockDim.x) {
         double b = 0, t = 0;
         if (c.x) {
@@ -59,37 +60,64 @@ extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tas
     }
 }
 
-__device__ __forceinline__ const View& view_of_block(const View* views, int n_views) {
+__device__ __forceinline__ const View& view_of_block(const View* views, int n_views, int block) {
     int low = 0, high = n_views - 1;
     while (low < high) {
         int middle = (low + high + 1) / 2;
-        if ((int)blockIdx.x >= views[middle].first_block) low = middle;
+        if (block >= views[middle].first_block) low = middle;
         else high = middle - 1;
     }
     return views[low];
 }
 
-// Element i of a view's gradient, piece after piece.
-__device__ __forceinline__ double gradient_of(const View& v, int i) {
-    size_t at = (size_t)(i / v.cols) * v.ld + i % v.cols;
-    double sum = 0;
-    for (int p = 0; p < v.n_pieces; p++)
-        sum += v.is_double ? ((const double*)v.source)[p * v.stride + at]
-                           : (double)((const real*)v.source)[p * v.stride + at];
-    return sum;
+// Elements of a view that one thread works on, a block's width apart.
+constexpr int EACH = PER_BLOCK / 256;
+
+// A thread's elements of a view; those beyond its end stand at the last.
+struct Elements {
+    int first, size, row[EACH], col[EACH];
+    __device__ __forceinline__ Elements(const View& v, int block)
+        : first((block - v.first_block) * PER_BLOCK + threadIdx.x), size(v.rows * v.cols) {
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            int i = min(first + k * 256, size - 1);
+            row[k] = i / v.cols, col[k] = i - row[k] * v.cols;
+        }
+    }
+    __device__ __forceinline__ bool is_there(int k) const { return first + k * 256 < size; }
+    __device__ __forceinline__ u64 flat(const View& v, int k) const { return v.flat + min(first + k * 256, size - 1); }
+};
+
+// The gradient at these elements, piece after piece; the loads of a piece do not wait for each other.
+template <typename F> __device__ __forceinline__ void add_pieces_of(double (&g)[EACH], const View& v, const Elements& e) {
+    const F* source = (const F*)v.source;
+#pragma unroll 4
+    for (int p = 0; p < v.n_pieces; p++) {
+#pragma unroll
+        for (int k = 0; k < EACH; k++) g[k] += (double)source[p * v.stride + (size_t)e.row[k] * v.ld + e.col[k]];
+    }
+}
+
+__device__ __forceinline__ void gradient_of(double (&g)[EACH], const View& v, const Elements& e) {
+#pragma unroll
+    for (int k = 0; k < EACH; k++) g[k] = 0;
+    if (v.is_double) add_pieces_of<double>(g, v, e);
+    else add_pieces_of<real>(g, v, e);
 }
 
 // The gradient of this batch, piece after piece, into the flat vector or added to it; the wish to stop after it.
 extern "C" __global__ void __launch_bounds__(256) reduce(double* grad, const View* views, int n_views, u64 n_params,
                                                          const Turn* turn) {
-    const View v = view_of_block(views, n_views);
-    int first = (blockIdx.x - v.first_block) * PER_BLOCK, size = v.rows * v.cols;
+    const View v = view_of_block(views, n_views, blockIdx.x);
+    Elements e(v, blockIdx.x);
+    after_previous();
+    double g[EACH];
+    gradient_of(g, v, e);
 #pragma unroll
-    for (int k = 0; k < PER_BLOCK / 256; k++) {
-        int i = first + k * 256 + threadIdx.x;
-        if (i >= size) break;
-        double sum = gradient_of(v, i);
-        grad[v.flat + i] = turn->add ? grad[v.flat + i] + sum : sum;
+    for (int k = 0; k < EACH; k++) {
+        if (!e.is_there(k)) break;
+        u64 at = e.flat(v, k);
+        grad[at] = turn->add ? grad[at] + g[k] : g[k];
     }
     if (blockIdx.x == 0 && threadIdx.x == 0 && !turn->add) grad[n_params] = turn->stop;
 }
@@ -97,8 +125,10 @@ extern "C" __global__ void __launch_bounds__(256) reduce(double* grad, const Vie
 // Sums of squares of the mean gradient, one for each block.
 extern "C" __global__ void __launch_bounds__(256) gradient_norm(double* squares, const double* grad, u64 n_params, const Turn* turn) {
     __shared__ double scratch[8];
+    after_previous();
     double sum = 0;
     u64 first = (u64)blockIdx.x * PER_BLOCK;
+#pragma unroll
     for (int k = 0; k < PER_BLOCK / 256; k++) {
         u64 i = first + k * 256 + threadIdx.x;
         double g = i < n_params ? grad[i] / turn->count : 0.0;
@@ -108,53 +138,50 @@ extern "C" __global__ void __launch_bounds__(256) gradient_norm(double* squares,
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
 }
 
-// One update, and the copies that the nets read. `n_squares` 0: the norm is not known and not needed. `moves`: 0 copies
-// only, 1 takes the gradient from the flat vector, 2 from its pieces.
+// One update, and the copies that the nets read, for blocks of views from `first_block` on. `n_squares` 0: the norm is
+// not known and not needed. `moves`: 0 copies only, 1 takes the gradient from the flat vector, 2 from its pieces.
 extern "C" __global__ void __launch_bounds__(256) adam(double* params, double* first_moment, double* second_moment,
                                                        const double* grad, const double* squares, int n_squares,
                                                        const View* views, int n_views, u64 n_params, const Turn* turn,
-                                                       Status* status, int moves) {
+                                                       Status* status, int moves, int first_block) {
     __shared__ double scratch[8];
-    const View v = view_of_block(views, n_views);
+    int block = blockIdx.x + first_block;
+    const View v = view_of_block(views, n_views, block);
+    Elements e(v, block);
+    double p[EACH], g[EACH], m[EACH], s[EACH];
+    // Nobody but the update before this one writes these: all loads before the first use.
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        u64 at = e.flat(v, k);
+        p[k] = params[at];
+        if (moves) m[k] = first_moment[at], s[k] = second_moment[at];
+    }
+    after_previous();
     double scale = 1.0;
     if (n_squares) {
         double sum = 0;
         for (int i = threadIdx.x; i < n_squares; i += 256) sum += squares[i];
         double length = sqrt(block_sum(sum, scratch));
         if (turn->max_norm > 0.0) scale = fmin(1.0, turn->max_norm / (length + 1e-6));
-        if (blockIdx.x == 0 && threadIdx.x == 0) status->norm = length;
+        if (block == 0 && threadIdx.x == 0) status->norm = length;
     }
-    if (moves == 1 && blockIdx.x == 0 && threadIdx.x == 0) status->stop = grad[n_params];
+    if (moves == 1 && block == 0 && threadIdx.x == 0) status->stop = grad[n_params];
     bool updates = moves && v.trainable && status->bad_step == 0;
     const Turn rule = *turn;
-    constexpr int EACH = PER_BLOCK / 256;
-    int first = (blockIdx.x - v.first_block) * PER_BLOCK + threadIdx.x, size = v.rows * v.cols;
-    double p[EACH], g[EACH], m[EACH], s[EACH];
-    // All loads before the first use.
+    if (moves == 2) {
+        gradient_of(g, v, e);
+    } else {
 #pragma unroll
-    for (int k = 0; k < EACH; k++) {
-        int i = min(first + k * 256, size - 1);
-        u64 at = v.flat + i;
-        p[k] = params[at];
-        if (!updates) continue;
-        g[k] = moves == 2 ? gradient_of(v, i) : grad[at];
-        m[k] = first_moment[at], s[k] = second_moment[at];
+        for (int k = 0; k < EACH; k++) g[k] = moves ? grad[e.flat(v, k)] : 0.0;
     }
 #pragma unroll
     for (int k = 0; k < EACH; k++) {
-        int i = first + k * 256;
-        if (i >= size) break;
-        u64 at = v.flat + i;
+        if (!e.is_there(k)) break;
         if (updates) {
-            p[k] -= rule.shrink * p[k];
-            if (rule.count != 1.0) g[k] /= rule.count;
-            if (scale < 1.0) g[k] *= scale;
-            g[k] += rule.pull * p[k];
-            m[k] += (1.0 - rule.beta1) * (g[k] - m[k]);
-            s[k] = rule.beta2 * s[k] + (1.0 - rule.beta2) * g[k] * g[k];
-            p[k] -= rule.rate * m[k] / (sqrt(s[k]) * rule.correction + 1e-8);
+            u64 at = e.flat(v, k);
+            adam_step(p[k], m[k], s[k], g[k], scale, rule);
             params[at] = p[k], first_moment[at] = m[k], second_moment[at] = s[k];
         }
-        if (v.copy) v.copy[(size_t)(i / v.cols) * v.copy_ld + i % v.cols] = (real)p[k];
+        if (v.copy) v.copy[(size_t)e.row[k] * v.copy_ld + e.col[k]] = (real)p[k];
     }
 }

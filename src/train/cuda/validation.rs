@@ -1,0 +1,109 @@
+//! The validation set on a GPU: its frames stay there as far as they fit.
+
+use super::super::setup::Setup;
+use super::super::team::Team;
+use super::super::validate;
+use super::CudaLearner;
+use crate::Result;
+use crate::engine::cuda::core::PLACES;
+use crate::engine::cuda::frame::HostFrame;
+use crate::sample::{FrameId, Pool, Purpose, Sampler};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Frames of the validation set that stay on the device.
+const VALIDATION_SLOTS: usize = 4096;
+
+/// The validation set, as far as it is on the device.
+pub(super) struct ValidationFrames {
+    pool: Arc<Pool>,
+    first_slot: usize,
+    slots: HashMap<FrameId, u32>,
+    most: usize,
+}
+
+impl ValidationFrames {
+    /// No frame is on the device yet; they go to the slots from `first_slot` on.
+    pub(super) fn new(setup: &Setup, first_slot: usize) -> Option<Self> {
+        let data = setup.data.validation.as_ref()?;
+        Some(ValidationFrames {
+            pool: Arc::new(Pool::from_dataset(data)),
+            first_slot,
+            slots: HashMap::new(),
+            most: validation_slots(setup),
+        })
+    }
+}
+
+/// Slots for frames of the validation set.
+pub(super) fn validation_slots(setup: &Setup) -> usize {
+    let Some(data) = &setup.data.validation else { return 0 };
+    let largest = data.batch_sizes.iter().copied().max().unwrap_or(1);
+    data.systems.iter().map(|s| s.n_frames).sum::<usize>().min(VALIDATION_SLOTS.max(largest))
+}
+
+impl CudaLearner {
+    /// Errors of the validation batches of this rank: number, atoms, values.
+    pub(super) fn own_batches(
+        &mut self,
+        team: &Team,
+        display: u64,
+        lr: f64,
+    ) -> Result<Vec<(u64, f64, Vec<f64>)>> {
+        let Some(validation) = &self.validation else { return Ok(Vec::new()) };
+        let batches = self.setup.input.training.numb_btch as u64;
+        let (pool, seed) = (validation.pool.clone(), self.setup.input.training.seed);
+        let mut sampler = Sampler::at(pool, seed, Purpose::Validation, display * batches);
+        let mut out = Vec::new();
+        for batch in 0..batches {
+            let draw = sampler.draw();
+            if batch as usize % team.size() != team.rank() {
+                continue;
+            }
+            let ids: Vec<_> =
+                draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
+            let slots = self.validation_slots(&ids)?;
+            let shape = self.core.shape(&slots)?;
+            let mut numbers = self.turn(0, lr, 0.0, &slots, PLACES - 1);
+            numbers.count = 0.0; // nothing is learnt here
+            self.send(&numbers, &slots)?;
+            self.core.first_pass(&shape)?;
+            self.sent()?;
+            let value = self.values_at(PLACES - 1)?;
+            let atoms = slots.iter().map(|&s| self.core.store.facts(s as usize).shape.n_atoms).sum::<usize>();
+            out.push((batch, atoms as f64, validate::shown(&value)));
+        }
+        Ok(out)
+    }
+
+    /// Where frames of the validation set are, after those that are absent were brought.
+    fn validation_slots(&mut self, ids: &[FrameId]) -> Result<Vec<u32>> {
+        let Some(data) = self.setup.data.validation.clone() else { return Ok(Vec::new()) };
+        let mut slots = Vec::with_capacity(ids.len());
+        for id in ids {
+            let Some(frames) = &mut self.validation else { break };
+            if !frames.slots.contains_key(id) && frames.slots.len() == frames.most {
+                // Others of this batch are brought again; this happens once in thousands of frames.
+                let all: Vec<u32> = frames.slots.drain().map(|(_, slot)| slot).collect();
+                for slot in all {
+                    self.core.store.remove(slot as usize)?;
+                }
+                return self.validation_slots(ids);
+            }
+            let slot = match frames.slots.get(id) {
+                Some(&slot) => slot,
+                None => {
+                    let slot = (frames.first_slot + frames.slots.len()) as u32;
+                    frames.slots.insert(*id, slot);
+                    let frame = data.systems[id.system].read_frame(id.frame)?;
+                    let frame = HostFrame::new(&self.setup.model, &frame, self.core.device.numbers)?;
+                    self.core.cover(&frame.facts, |core| core.params())?;
+                    self.core.put(slot as usize, &frame)?;
+                    slot
+                }
+            };
+            slots.push(slot);
+        }
+        Ok(slots)
+    }
+}

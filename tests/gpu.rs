@@ -1,0 +1,182 @@
+//! What the host does around a GPU, seen from outside: errors, memory, frames that stream, a device that is lost.
+//!
+//! A driver without a GPU (`fake/cuda.c`) stands in for the real one, so that this runs everywhere; its kernels do nothing.
+//! Results on a real GPU are checked by `tools/gpu_check.sh`.
+
+mod common;
+
+use common::{Ended, Place, small_input};
+use phalanx::checkpoint;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A folder with the stand-in libraries, or why there is none.
+fn fake(place: &Place, files: &[&str]) -> Option<PathBuf> {
+    let folder = place.path("lib");
+    std::fs::create_dir_all(&folder).unwrap();
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake/cuda.c");
+    let library = folder.join(files[0]);
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-w", "-O1", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status()
+        .is_ok_and(|status| status.success());
+    if !built {
+        println!("{}: skipped, no C compiler", std::thread::current().name().unwrap_or("a test"));
+        return None;
+    }
+    for file in &files[1..] {
+        std::fs::copy(&library, folder.join(file)).unwrap();
+    }
+    Some(folder)
+}
+
+const BOTH: [&str; 2] = ["libcuda.so.1", "libnvrtc.so.13"];
+
+/// Runs `dp` with the stand-in libraries before all others, and an empty cache of kernels.
+fn dp(place: &Place, folder: &Path, line: &str, environment: &[(&str, &str)]) -> Ended {
+    place
+        .command(line)
+        .env("LD_LIBRARY_PATH", folder)
+        .env("XDG_CACHE_HOME", place.path("cache"))
+        .env("PATH", "")
+        .env_remove("VIRTUAL_ENV")
+        .env_remove("CONDA_PREFIX")
+        .env_remove("CUDA_HOME")
+        .env_remove("CUDA_PATH")
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap()
+        .into()
+}
+
+fn prepared(change: impl Fn(&mut Value)) -> Place {
+    let place = Place::with_data();
+    let mut input = small_input(60, 10);
+    change(&mut input);
+    place.input("input.json", &input);
+    place
+}
+
+fn has_a_driver() -> bool {
+    let env = |name: &str| std::env::var(name).ok();
+    phalanx::engine::cuda::Cuda::find(&env).is_ok()
+}
+
+#[test]
+fn without_a_driver_cuda_is_an_error_and_auto_is_the_cpu() {
+    if has_a_driver() {
+        return println!("without_a_driver: skipped, there is one");
+    }
+    let place = prepared(|_| ());
+    place.dp("train input.json --device cuda").fails(&[
+        "cannot load the CUDA driver",
+        "libcuda.so.1",
+        "help: install NVIDIA's driver",
+        "--device cpu",
+    ]);
+    let ended = place.dp("train input.json --device auto").succeeds();
+    assert!(!ended.stderr.contains("libcuda"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_driver_that_is_too_old_or_shows_no_gpu_is_told_by_its_versions() {
+    let place = prepared(|_| ());
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    dp(&place, &folder, "train input.json --device cuda", &[("FAKE_CUDA_VERSION", "11040")])
+        .fails(&["the CUDA driver is too old: it knows CUDA 11.4, wanted 12.0", "update NVIDIA's driver"]);
+    dp(&place, &folder, "train input.json --device cuda", &[("FAKE_CUDA_DEVICES", "0")])
+        .fails(&["the CUDA driver shows no GPU", "CUDA_VISIBLE_DEVICES"]);
+    dp(&place, &folder, "train input.json --device cuda:3", &[])
+        .fails(&["there is no GPU 3: 1 are visible", "counted from 0"]);
+    // With `auto` both are no error.
+    dp(&place, &folder, "train input.json", &[("FAKE_CUDA_VERSION", "11040")]).succeeds();
+}
+
+#[test]
+fn an_absent_nvrtc_or_nccl_is_named_with_what_was_tried() {
+    let place = prepared(|_| ());
+    let Some(folder) = fake(&place, &["libcuda.so.1"]) else { return };
+    if has_a_driver() {
+        return println!(
+            "an_absent_nvrtc: skipped, a machine with a GPU may have NVRTC in the usual folders"
+        );
+    }
+    dp(&place, &folder, "train input.json --device cuda", &[]).fails(&[
+        "GPU 0: cannot load NVRTC, which compiles kernels: tried libnvrtc.so.13, libnvrtc.so.12, libnvrtc.so",
+        "pip install nvidia-cuda-nvrtc",
+    ]);
+    let ended = dp(&place, &folder, "train input.json --device auto", &[]).succeeds();
+    assert!(ended.stderr.contains("training on the CPU: GPU 0: cannot load NVRTC"), "{}", ended.stderr);
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    dp(&place, &folder, "train input.json --device cuda", &[("PHALANX_NCCL", "1")])
+        .fails(&["cannot load NCCL, which joins GPUs: tried libnccl.so.2, libnccl.so", "PHALANX_NCCL=0"]);
+}
+
+#[test]
+fn memory_that_does_not_suffice_is_an_error_that_says_how_much_and_for_what() {
+    let place = prepared(|_| ());
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    let train =
+        |memory: &str| dp(&place, &folder, "train input.json --device cuda", &[("FAKE_CUDA_MEMORY", memory)]);
+    train("100000").fails(&["Fake GPU: cannot get", "MB for", "MB are free", "training.batch_size"]);
+    // What comes last is the memory of a batch: some amount suffices for all but that.
+    let enough = |memory: &usize| {
+        let ended = train(&memory.to_string());
+        ended.code == Some(0) || ended.stderr.contains("for a batch")
+    };
+    let scarce = (0..60).map(|k| 400_000 + 25_000 * k).find(enough).expect("less than 2 MB").to_string();
+    train(&scarce).fails(&["Fake GPU: cannot get", "for a batch", "help: lower training.batch_size"]);
+    train("50000000").succeeds();
+    // A restart that has too little leaves the checkpoint as it was.
+    let before = place.read("model.ckpt-60.phx");
+    place.input("input.json", &small_input(80, 10));
+    dp(
+        &place,
+        &folder,
+        "train input.json --device cuda --restart model.ckpt",
+        &[("FAKE_CUDA_MEMORY", scarce.as_str())],
+    )
+    .fails(&["for a batch"]);
+    assert_eq!(before, place.read("model.ckpt-60.phx"));
+    dp(&place, &folder, "train input.json --device cuda --restart model.ckpt", &[]).succeeds();
+    assert_eq!(checkpoint::load(&place.path("model.ckpt-80.phx")).unwrap().header["step"], 80);
+}
+
+#[test]
+fn a_gpu_that_is_lost_ends_the_run_and_the_last_checkpoint_continues() {
+    let place = prepared(|_| ());
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    let ended = dp(&place, &folder, "train input.json --device cuda", &[("FAKE_CUDA_LOST", "37")]).fails(&[
+        "cannot start a step: unspecified launch failure (CUDA_ERROR_LAUNCH_FAILED, code 719)",
+        "the GPU is lost to this process; restart from the last checkpoint",
+    ]);
+    let told =
+        ended.stderr.lines().find(|line| line.contains("is complete. To continue: dp train --restart"));
+    assert!(told.is_some_and(|line| line.contains("model.ckpt-30.phx")), "{}", ended.stderr);
+    assert_eq!(checkpoint::load(&place.path("model.ckpt-30.phx")).unwrap().header["step"], 30);
+    let ended = dp(&place, &folder, "train input.json --device cuda --restart model.ckpt", &[]).succeeds();
+    assert!(ended.stderr.contains("continuing after step 30"), "{}", ended.stderr);
+    assert!(place.path("model.ckpt-60.phx").exists());
+}
+
+#[test]
+fn frames_beyond_the_budget_stream_through_page_locked_memory() {
+    let counts = |gpu_memory: f64| -> Option<(usize, usize)> {
+        let place = prepared(|input| input["training"]["gpu_memory"] = json!(gpu_memory));
+        let folder = fake(&place, &BOTH)?;
+        let file = place.path("counts");
+        dp(&place, &folder, "train input.json --device cuda", &[("FAKE_CUDA_COUNTS", file.to_str()?)])
+            .succeeds();
+        let text = place.text("counts");
+        let mut numbers = text.split_whitespace().map(|x| x.parse().unwrap());
+        Some((numbers.next()?, numbers.next()?))
+    };
+    let (Some(resident), Some(streamed)) = (counts(0.6), counts(1e-5)) else { return };
+    assert_eq!(resident.1, 0, "frames that stay come once, from ordinary memory");
+    // 60 steps of two frames; two to four frames stay. The loader is ahead, so that some were prepared for no step.
+    assert!(streamed.1 > 80 && streamed.1 <= 120, "{} copies from page-locked memory", streamed.1);
+    assert!(streamed.0 > resident.0 && streamed.0 < 120 * 65536 + resident.0, "{} bytes locked", streamed.0);
+}
