@@ -79,3 +79,23 @@ fn energies_of_isolated_atoms_are_taken_off_as_the_reference_does() {
     let with_inputs = model_with(options(), |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
     compare_models::<f64>(with_inputs, SERIES, 2, 1e-9);
 }
+
+/// Threads that shared memory by mistake would show here: more of them than cores, many short steps, batches that
+/// change from step to step.
+#[test]
+fn many_threads_give_the_same_bits_step_after_step() {
+    let model = model(options());
+    let params = model.random_params(9);
+    let batches = [vec![frame(23, 1)], vec![frame(9, 4), frame(17, 8), frame(12, 2)], vec![frame(5, 3)]];
+    for mode in [SERIES, EmbeddingMode::Direct] {
+        let mut alone = CpuEngine::<f64>::new(model.clone(), 1, mode, None).unwrap();
+        let want: Vec<_> = batches.iter().map(|frames| run(&mut alone, &params, frames)).collect();
+        for threads in [1, 2, 5, 8] {
+            let mut engine = CpuEngine::<f64>::new(model.clone(), threads, mode, None).unwrap();
+            for turn in 0..30 {
+                let k = turn % batches.len();
+                assert!(run(&mut engine, &params, &batches[k]) == want[k], "{threads} threads, turn {turn}");
+            }
+        }
+    }
+}

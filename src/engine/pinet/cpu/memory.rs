@@ -3,8 +3,8 @@
 //! A matrix has one row for each atom or each pair of the batch. Tasks write the rows of their own block and read
 //! those of others only after the pass that wrote them is over; that is what makes the shared access sound.
 //!
-//! Of most matrices of pairs only the value is kept. Changes and adjoints live in memory of the thread, for one block
-//! at a time, and are computed again where a later pass needs them: that costs less than carrying them to and from
+//! Of most matrices of pairs value and dE are kept. Changes and dL live in memory of the thread, for one block at a
+//! time; changes are computed again where the last pass needs them: that costs less than carrying them to and from
 //! memory outside the core's cache.
 
 use crate::engine::cpu::real::Real;
@@ -48,12 +48,18 @@ pub struct Shape {
     pub jets: bool,
     /// Matrices of pairs: whether other blocks read changes and adjoints, which are kept for all pairs then.
     pub shared: bool,
+    /// Matrices of pairs: whether dE is kept for the last pass.
+    pub keeps_de: bool,
 }
 
 impl Shape {
     /// Whether a plane lives in memory of the thread.
     fn is_local(&self, plane: Plane) -> bool {
-        let passing = matches!(plane, Plane::Dot | Plane::De | Plane::Dl | Plane::Bend);
+        let passing = match plane {
+            Plane::Dot | Plane::Dl | Plane::Bend => true,
+            Plane::De => !self.keeps_de,
+            Plane::Value | Plane::Slope | Plane::Curve => false,
+        };
         self.rows == Rows::Pair && !self.shared && passing
     }
 
@@ -75,8 +81,6 @@ const PLANES: usize = 7;
 pub struct Memory<T> {
     data: Vec<T>,
     at: Vec<[usize; PLANES]>,
-    /// The parts that hold De and Dl of atoms, which are summed up and must start at zero.
-    sums: [Range<usize>; 2],
     /// Memory of a thread.
     local: usize,
 }
@@ -93,22 +97,13 @@ impl<T: Real> Memory<T> {
         self.at.clear();
         self.at.resize(shapes.len(), [0; PLANES]);
         let size = |shape: &Shape| shape.width * if shape.rows == Rows::Atom { n_atoms } else { n_pairs };
-        let of_atoms = |shape: &Shape| shape.rows == Rows::Atom;
-        for (sums, plane) in [(0, Plane::De), (1, Plane::Dl)] {
-            let first = place(0);
-            for (at, shape) in self.at.iter_mut().zip(shapes).filter(|(_, shape)| of_atoms(shape)) {
-                at[plane as usize] = place(size(shape));
-            }
-            self.sums[sums] = first..place(0);
-        }
         self.local = 0;
         for (at, shape) in self.at.iter_mut().zip(shapes) {
             for plane in ALL.into_iter().filter(|&plane| shape.has(plane)) {
-                let is_sum = of_atoms(shape) && matches!(plane, Plane::De | Plane::Dl);
                 if shape.is_local(plane) {
                     at[plane as usize] = self.local;
                     self.local += (shape.width * most).next_multiple_of(ALIGN);
-                } else if !is_sum {
+                } else {
                     at[plane as usize] = place(size(shape));
                 }
             }
@@ -118,16 +113,6 @@ impl<T: Real> Memory<T> {
             self.data.clear();
             self.data.resize(end + end / 8, T::ZERO);
         }
-    }
-
-    /// Sets De of all atoms to zero.
-    pub fn clear_de(&mut self) {
-        self.data[self.sums[0].clone()].fill(T::ZERO);
-    }
-
-    /// Sets Dl of all atoms to zero.
-    pub fn clear_dl(&mut self) {
-        self.data[self.sums[1].clone()].fill(T::ZERO);
     }
 
     /// Length of the memory of a thread.
@@ -174,6 +159,17 @@ impl<'a, T: Real> Shared<'a, T> {
     pub fn local(&self, buf: Buf, plane: Plane, rows: usize) -> Option<(usize, usize)> {
         let shape = &self.shapes[buf.0];
         shape.is_local(plane).then(|| (self.at[buf.0][plane as usize], rows * shape.width))
+    }
+
+    /// Sets a plane of all matrices of atoms to zero for some atoms: sums start there.
+    ///
+    /// # Safety
+    /// As [`Shared::rows_mut`].
+    pub unsafe fn clear(&self, plane: Plane, atoms: Range<usize>) {
+        for (k, _) in self.shapes.iter().enumerate().filter(|(_, shape)| shape.rows == Rows::Atom) {
+            // SAFETY: by the caller's promise.
+            unsafe { self.rows_mut(Buf(k), plane, atoms.clone()) }.fill(T::ZERO);
+        }
     }
 
     fn span(&self, buf: Buf, plane: Plane, rows: &Range<usize>) -> (usize, usize) {

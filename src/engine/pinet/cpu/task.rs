@@ -11,6 +11,8 @@ use std::ops::Range;
 pub struct Task<'a, T> {
     pub mem: &'a Shared<'a, T>,
     pub weights: &'a [T],
+    /// Pair layers of the first block for every kind of pair ([`super::kinds`]).
+    pub kinds: &'a [T],
     pub batch: &'a Batch<T>,
     pub block: &'a Block,
     /// dE by the radial functions, and by the directions of each size: pairs of this block are the task's own.
@@ -20,8 +22,9 @@ pub struct Task<'a, T> {
     pub local: &'a Parts<T>,
     pub local_start: usize,
     pub scratch: &'a mut [T],
-    /// The group's part of the gradient.
+    /// The group's part of the segment's gradient, and of that by kinds.
     pub slot: &'a mut [T],
+    pub kind_slot: &'a mut [T],
     /// Whether tangents and dE are there.
     pub forces: bool,
     /// Whether changes and adjoints of pairs are computed a second time: what they add to atoms is there already.
@@ -77,6 +80,12 @@ impl<'a, T: Real> Task<'a, T> {
 
     pub fn b(&self, layer: &Layer) -> Option<&'a [T]> {
         layer.b.map(|_| &self.weights[layer.packed[2]..][..layer.n_out])
+    }
+
+    /// First and second atom of the block's pairs.
+    pub fn ends(&self) -> (&'a [u32], &'a [u32]) {
+        let pairs = self.block.pairs.clone();
+        (&self.batch.i[pairs.clone()], &self.batch.j[pairs])
     }
 
     /// Radial functions of the block's pairs among those of all.
