@@ -137,7 +137,7 @@ impl<T: Real> Join<'_, T> {
                 let to = to.part(pairs * b, n * b).iter_mut().zip(from);
                 to.for_each(|(to, from)| *to = T::from_f64(*from));
             }
-            if self.de_e.len() > 0 {
+            if !self.de_e.is_empty() {
                 self.de_e.part(pairs * b, n * b).fill(T::ZERO);
             }
             self.d.part(pairs, n).copy_from_slice(&frame.d);

@@ -126,3 +126,20 @@ fn a_second_backward_gives_the_same_gradient() {
         assert_eq!(grad, first.grad, "{name}");
     }
 }
+
+#[test]
+fn the_short_tanh_of_float32_is_right_to_the_last_bits() {
+    for k in -4000..4000 {
+        let x = (k as f64 * 0.0061 + 1e-4) as f32;
+        let (got, want) = (f64::from(kernels::tanh(x)), f64::from(x).tanh());
+        assert!(
+            (got - want).abs() <= 4.0 * f64::from(f32::EPSILON) * want.abs(),
+            "tanh({x}) = {got}, not {want}"
+        );
+    }
+    assert_eq!(
+        [kernels::tanh(0f32), kernels::tanh(f32::INFINITY), kernels::tanh(-1e30f32)],
+        [0.0, 1.0, -1.0]
+    );
+    assert!(kernels::tanh(f32::NAN).is_nan());
+}
