@@ -188,6 +188,14 @@ impl<T: Real> Batch<T> {
         all.map(|b| b.atoms.len().max(b.pairs.len())).max().unwrap_or(0)
     }
 
+    /// Pairs that a region for changes must have room for: of the largest group where groups are whole structures, else all.
+    pub fn region_pairs(&self) -> usize {
+        let of =
+            |group: &Group| self.first_pair[group.structures.end] - self.first_pair[group.structures.start];
+        let most = if self.closed { self.groups.iter().map(of).max() } else { Some(self.n_pairs()) };
+        most.unwrap_or(0).next_multiple_of(16)
+    }
+
     /// Groups of blocks: one task each.
     pub fn n_groups(&self) -> usize {
         self.groups.len()

@@ -4,8 +4,9 @@ use super::kernels::*;
 use super::memory::Plane::*;
 use super::memory::{Buf, Plane, Rows};
 use super::plan::{Layer, View};
+use super::product::product;
 use super::task::{Grid, Task};
-use crate::engine::cpu::dense::{Accumulate, Strided, product};
+use crate::engine::cpu::dense::{Accumulate, Strided};
 use crate::engine::cpu::real::Real;
 use crate::model::pinet::options::Act;
 

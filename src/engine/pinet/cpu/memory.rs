@@ -3,9 +3,9 @@
 //! A matrix has one row for each atom or each pair of the batch. Tasks write the rows of their own block and read
 //! those of others only after the pass that wrote them is over; that is what makes the shared access sound.
 //!
-//! Of most matrices of pairs value and dE are kept. Changes and dL live in memory of the thread, for one block at a
-//! time; changes are computed again where the last pass needs them: that costs less than carrying them to and from
-//! memory outside the core's cache.
+//! Of a matrix of pairs the value is kept, of most dE as well. Changes live no longer than a pass: a thread has one region
+//! for those of the structures that it has in hand, which stays in the caches of its core. dL, and dE that is made from
+//! little, live in memory of the thread, for one block at a time.
 
 use crate::engine::cpu::real::Real;
 use std::marker::PhantomData;
@@ -56,11 +56,16 @@ impl Shape {
     /// Whether a plane lives in memory of the thread.
     fn is_local(&self, plane: Plane) -> bool {
         let passing = match plane {
-            Plane::Dot | Plane::Dl | Plane::Bend => true,
+            Plane::Dl => true,
             Plane::De => !self.keeps_de,
-            Plane::Value | Plane::Slope | Plane::Curve => false,
+            Plane::Value | Plane::Dot | Plane::Slope | Plane::Curve | Plane::Bend => false,
         };
         self.rows == Rows::Pair && !self.shared && passing
+    }
+
+    /// Whether a plane lives in the region of the thread.
+    fn is_passing(&self, plane: Plane) -> bool {
+        self.rows == Rows::Pair && !self.shared && matches!(plane, Plane::Dot | Plane::Bend)
     }
 
     fn has(&self, plane: Plane) -> bool {
@@ -83,6 +88,8 @@ pub struct Memory<T> {
     at: Vec<[usize; PLANES]>,
     /// Memory of a thread.
     local: usize,
+    /// Numbers for each pair of a region.
+    passing: usize,
 }
 
 impl<T: Real> Memory<T> {
@@ -98,11 +105,15 @@ impl<T: Real> Memory<T> {
         self.at.resize(shapes.len(), [0; PLANES]);
         let size = |shape: &Shape| shape.width * if shape.rows == Rows::Atom { n_atoms } else { n_pairs };
         self.local = 0;
+        self.passing = 0;
         for (at, shape) in self.at.iter_mut().zip(shapes) {
             for plane in ALL.into_iter().filter(|&plane| shape.has(plane)) {
                 if shape.is_local(plane) {
                     at[plane as usize] = self.local;
                     self.local += (shape.width * most).next_multiple_of(ALIGN);
+                } else if shape.is_passing(plane) {
+                    at[plane as usize] = self.passing;
+                    self.passing += shape.width;
                 } else {
                     at[plane as usize] = place(size(shape));
                 }
@@ -118,6 +129,11 @@ impl<T: Real> Memory<T> {
     /// Length of the memory of a thread.
     pub fn local_len(&self) -> usize {
         self.local
+    }
+
+    /// Numbers for each pair of a region.
+    pub fn passing_width(&self) -> usize {
+        self.passing
     }
 
     /// Access for tasks.
@@ -155,6 +171,12 @@ impl<'a, T: Real> Shared<'a, T> {
         self.shapes[buf.0]
     }
 
+    /// Numbers of a region for each pair that lie before a plane, and its width; `None` for what is elsewhere.
+    pub fn passing(&self, buf: Buf, plane: Plane) -> Option<(usize, usize)> {
+        let shape = &self.shapes[buf.0];
+        shape.is_passing(plane).then(|| (self.at[buf.0][plane as usize], shape.width))
+    }
+
     /// Where the rows of a block lie in the memory of its thread; `None` for what all threads share.
     pub fn local(&self, buf: Buf, plane: Plane, rows: usize) -> Option<(usize, usize)> {
         let shape = &self.shapes[buf.0];
@@ -173,7 +195,8 @@ impl<'a, T: Real> Shared<'a, T> {
     }
 
     fn span(&self, buf: Buf, plane: Plane, rows: &Range<usize>) -> (usize, usize) {
-        assert!(!self.shapes[buf.0].is_local(plane), "rows that all threads share");
+        let shape = &self.shapes[buf.0];
+        assert!(!shape.is_local(plane) && !shape.is_passing(plane), "rows that all threads share");
         let width = self.shapes[buf.0].width;
         let start = self.at[buf.0][plane as usize] + rows.start * width;
         let len = rows.len() * width;

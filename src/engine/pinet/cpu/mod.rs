@@ -9,6 +9,7 @@ pub mod batch;
 mod stage;
 mod task;
 mod kinds;
+mod product;
 mod kernels;
 mod layers;
 mod pairs;
@@ -47,9 +48,11 @@ pub struct PinetCpu<T> {
     /// For each group of blocks: its part of the gradient; and the sum of them.
     slots: Vec<T>,
     sum: Vec<f64>,
-    /// For each thread: room within an operation, and changes and adjoints of the pairs of one block.
+    /// For each thread: room within an operation, and adjoints of the pairs of one block.
     scratch: Vec<T>,
     local: Vec<T>,
+    /// Changes of pairs, in regions ([`memory`]).
+    passing: Vec<T>,
     /// `[n_atoms]` dE/dout
     share: Vec<f64>,
     /// Stages of the first and the second pass.
@@ -78,6 +81,7 @@ impl<T: Real> PinetCpu<T> {
             sum: Vec::new(),
             scratch: Vec::new(),
             local: Vec::new(),
+            passing: Vec::new(),
             share: Vec::new(),
         })
     }
@@ -93,6 +97,10 @@ impl<T: Real> PinetCpu<T> {
         self.scratch.resize(self.scratch.len().max(threads * scratch_len), T::ZERO);
         let local_len = self.memory.local_len();
         self.local.resize(self.local.len().max(threads * local_len), T::ZERO);
+        let region_pairs = self.batch.region_pairs();
+        let region_len = if self.forces { region_pairs * self.memory.passing_width() } else { 0 };
+        let regions = if self.batch.closed { threads } else { 1 };
+        self.passing.resize(self.passing.len().max(regions * region_len), T::ZERO);
         self.slots.resize(groups * self.plan.slots, T::ZERO);
         let de_d = Parts::new(&mut self.batch.de_d);
         let de_e = Parts::new(&mut self.batch.de_e);
@@ -109,6 +117,9 @@ impl<T: Real> PinetCpu<T> {
             kinds: &self.table,
             local: Parts::new(&mut self.local),
             local_len,
+            passing: Parts::new(&mut self.passing),
+            region_pairs,
+            region_len,
             scratch: Parts::new(&mut self.scratch),
             scratch_len,
             slots: Parts::new(&mut self.slots),

@@ -49,7 +49,6 @@ pub fn reverse<T: Real>(op: &Op, t: &mut Task<T>) {
 /// Changes along a direction.
 pub fn tangent<T: Real>(op: &Op, t: &mut Task<T>) {
     match *op {
-        Op::Sum { .. } | Op::Turn { .. } if t.again => {}
         Op::Dense { x, y, ref layer, parts, .. } => layers::tangent(t, x, y, layer, parts),
         Op::PairInput { u, v, y, act, .. } => pairs::input_tangent(t, u, v, y, act),
         Op::Kinds { y, n_basis } => kinds::tangent(t, y, n_basis),

@@ -7,7 +7,7 @@ use super::batch::Batch;
 use super::memory::{Plane, Rows, Shared};
 use super::ops;
 use super::plan::{Plan, Segment};
-use super::task::Task;
+use super::task::{Region, Task};
 use crate::engine::cpu::pool::Parts;
 use crate::engine::cpu::real::Real;
 use crate::engine::pinet::pool::pool;
@@ -84,6 +84,10 @@ pub struct Work<'a, T> {
     pub de_directions: [Parts<T>; 2],
     pub local: Parts<T>,
     pub local_len: usize,
+    /// Regions for changes of pairs: one for each thread, or one for all where groups are not whole structures.
+    pub passing: Parts<T>,
+    pub region_pairs: usize,
+    pub region_len: usize,
     pub scratch: Parts<T>,
     pub scratch_len: usize,
     pub slots: Parts<T>,
@@ -113,8 +117,8 @@ impl<T: Real> Work<'_, T> {
             }),
             Stage::Adjoint(s) => self.segment(s, thread, g, |segment, task| {
                 if task.forces && segment.rows == Rows::Pair {
+                    // Those dE that are not kept.
                     task.again = true;
-                    segment.ops.iter().for_each(|op| ops::tangent(op, task));
                     segment.ops.iter().rev().for_each(|op| ops::reverse(op, task));
                     task.again = false;
                 }
@@ -149,6 +153,7 @@ impl<T: Real> Work<'_, T> {
                 de_directions: &self.de_directions,
                 local: &self.local,
                 local_start: thread * self.local_len,
+                region: self.region(thread, g),
                 scratch,
                 slot,
                 kind_slot,
@@ -157,6 +162,14 @@ impl<T: Real> Work<'_, T> {
             };
             run(segment, &mut task);
         }
+    }
+
+    fn region(&self, thread: usize, g: usize) -> Region<'_, T> {
+        let (start, first_pair) = match self.batch.closed {
+            true => (thread * self.region_len, self.batch.first_pair[self.batch.structures(g).start]),
+            false => (0, 0),
+        };
+        Region { data: &self.passing, start, first_pair, pairs: self.region_pairs }
     }
 
     /// The atoms of a group's blocks without pairs: every atom is in one of them.
