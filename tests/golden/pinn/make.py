@@ -76,7 +76,7 @@ CASES = {
         optimizer=keras_adam(decay(1e-3, 1, 0.9), clipvalue=0.005), dtype="float32"),
     "pinet2_rank3_wide": dict(
         network=("PiNet2", dict(SMALL, rank=3, pp_nodes=[9, 8], pi_nodes=[7], ii_nodes=[6, 8], out_nodes=[5],
-                                basis_type="gaussian", n_basis=4, cutoff_type="f2", act="softsign", depth=3)),
+                                basis_type="gaussian", n_basis=4, cutoff_type="f2", act="softplus", depth=3)),
         model=("potential_model", dict(use_force=True, use_stress=True, use_e_weight=True, use_l2=True, e_scale=1.5,
                                        s_loss_multiplier=5.0, e_dress={1: 0.2, 8: -0.7}, l2_loss_multiplier=0.3)),
         optimizer=keras_adam(1e-3, global_clipnorm=0.02), dtype="float32"),
