@@ -84,6 +84,9 @@ fn part_of(len: usize, g: usize, n: usize) -> Range<usize> {
     g * len / n..(g + 1) * len / n
 }
 
+/// Directions while they are written: their size, their values, and dE by them.
+type Written<T> = (usize, Parts<T>, Parts<T>);
+
 /// The arrays of a batch while structures are written into them.
 struct Join<'a, T> {
     first_atom: &'a [usize],
@@ -101,7 +104,7 @@ struct Join<'a, T> {
     d: Parts<[f64; 3]>,
     unit: Parts<[f64; 3]>,
     r: Parts<f64>,
-    directions: [Option<(usize, Parts<T>, Parts<T>)>; 2],
+    directions: [Option<Written<T>>; 2],
     /// Kinds of elements, the unknown one among them.
     n_kinds: u32,
     n_basis: usize,
