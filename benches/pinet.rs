@@ -1,7 +1,7 @@
 //! Training steps of the default PiNet on 24-atom periodic frames: energies alone, and energies with forces.
 //!
-//! `cargo bench --bench pinet -- [--frames N] [--threads N] [--float32] [--write-xyz FILE]`; `--float32` leaves out
-//! float64; `--write-xyz` only writes the frames, for PiNN to train on the same (`tools/bench_pinn.sh`).
+//! `cargo bench --bench pinet -- [--frames N] [--threads N] [--float32] [--only energies|forces] [--write-xyz FILE]`;
+//! `--float32` leaves out float64; `--write-xyz` only writes the frames, for PiNN to train on the same (`tools/bench_pinn.sh`).
 
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::pinet::cpu::PinetCpu;
@@ -117,6 +117,9 @@ fn main() {
     let (batch, threads) = (number("--frames", 10), number("--threads", 2));
     println!("default PiNet, {batch} frames of 24 atoms a step, {threads} threads: steps/s");
     for forces in [false, true] {
+        if value("--only").is_some_and(|only| (only == "forces") != forces) {
+            continue;
+        }
         let name = if forces { "energies and forces" } else { "energies" };
         let float32 = steps_per_second::<f32>(threads, batch, forces, &samples);
         print!("{name:<22} float32 {float32:8.1}");

@@ -81,13 +81,14 @@ print({key: table["header"].get(key) for key in ["step", "draws", "engine"]})
 ') 2>/dev/null | md5sum | cut -c1-12
 }
 
-# pinn_run FOLDER PRECISION BATCH STEPS DEVICE [arguments]: trains the default PiNet on 24-atom frames, energies and forces
+# pinn_run FOLDER PRECISION BATCH STEPS DEVICE [arguments]: trains the default PiNet on 24-atom frames, energies and forces;
+# $pinn_model holds further options of the loss
 pinn_run() {
     cat >"$1/params.yml" <<END
 model_dir: model
 precision: $2
 network: {name: PiNet, params: {atom_types: [1, 8]}}
-model: {name: potential_model, params: {use_force: true}}
+model: {name: potential_model, params: {use_force: true${pinn_model:-}}}
 optimizer: {class_name: Adam, config: {learning_rate: {class_name: ExponentialDecay, config: {initial_learning_rate: 0.0003, decay_steps: 10000, decay_rate: 0.994}}, clipnorm: 0.01}}
 END
     (cd "$1" && shift && "$bin/pinn" train params.yml -t ../pinn.xyz -e ../pinn_eval.xyz -b "$2" --train-steps "$3" --log-every $(($3 / 2)) \
@@ -284,10 +285,10 @@ END
         ;;
     pinn)
         python3 "$here/tools/pinn_frames.py" "$out/pinn.xyz" 800 && python3 "$here/tools/pinn_frames.py" "$out/pinn_eval.xyz" 20
-        "$bin/unit" engine::pinet::cuda --test-threads=1 >"$out/pinn_unit.log" 2>&1
+        "$bin/unit" engine::pinet::cuda pinn::train::cuda --test-threads=1 >"$out/pinn_unit.log" 2>&1
         result "pinn unit" $? "$(grep 'test result' "$out/pinn_unit.log")"
         PHALANX_DEVICE=cuda PHALANX_GOLDEN=$here/tests/golden PHALANX_ORACLE=${PHALANX_ORACLE:-$data/../oracle} PHALANX_DATA=$data \
-            "$bin/oracle" centers dipole gauss hip open_ pinet2 fork_ master_ >"$out/pinn_oracle.log" 2>&1
+            "$bin/oracle" centers dipole dress gauss hard hip open_ pinet2 fork_ master_ >"$out/pinn_oracle.log" 2>&1
         result "pinn oracle" $? "$(tail -1 "$out/pinn_oracle.log")"
         for run in 1 2; do folder=$(fresh pinn_det_$run) && pinn_run "$folder" float32 10 100 cuda; done
         folder=$(fresh pinn_plain) && PHALANX_GRAPHS=0 pinn_run "$folder" float32 10 100 cuda
@@ -298,6 +299,17 @@ END
         a=$(tail -1 "$out/pinn_cpu/model/eval.log") b=$(tail -1 "$out/pinn_cuda/model/eval.log")
         [ -n "$a" ] && python3 -c "import sys; a, b = sys.argv[1].split(), sys.argv[2].split(); sys.exit(any(abs(float(x) - float(y)) > 1e-9 * abs(float(x)) for x, y in zip(a, b)))" "$a" "$b"
         result "pinn cpu = cuda" $? "errors after 60 steps: $a; $b"
+        for options in ', separate_errors: true, use_l2: true' ', no_force_comp: 50'; do
+            for device in cpu cuda; do folder=$(fresh pinn_$device) && pinn_model=$options pinn_run "$folder" float64 10 60 $device; done
+            a=$(tail -1 "$out/pinn_cpu/model/eval.log") b=$(tail -1 "$out/pinn_cuda/model/eval.log")
+            [ -n "$a" ] && ! grep -q 'GPU is not used' "$out/pinn_cuda/log" &&
+                python3 -c "import sys; a, b = sys.argv[1].split(), sys.argv[2].split(); sys.exit(any(abs(float(x) - float(y)) > 1e-9 * abs(float(x)) for x, y in zip(a, b)))" "$a" "$b"
+            result "pinn${options%%:*}" $? "cpu and cuda, errors after 60 steps: $a; $b"
+        done
+        folder=$(fresh pinn_nccl) && PHALANX_NCCL=1 pinn_run "$folder" float32 10 100 cuda
+        a=$(pinn_bits "$out/pinn_det_1") b=$(pinn_bits "$folder")
+        [ "$a" = "$b" ] && grep -q NCCL "$folder/log"
+        result "pinn nccl" $? "world of one through NCCL $b, without $a; $(grep -o 'NCCL [0-9.]*' "$folder/log" | head -1)"
         folder=$(fresh pinn_two)
         pinn_run "$folder" float64 10 2 cuda && rm -r "$folder/model"
         (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n 2 "$bin/pinn" train params.yml -t ../pinn.xyz -e ../pinn_eval.xyz -b 10 --train-steps 20 --log-every 10 --ckpt-every 20 --device cuda >log2 2>&1)

@@ -3,6 +3,7 @@
 mod validation;
 
 use super::feed::{Feed, FeedOptions, Placed, frame_bytes};
+use super::gpu_sum;
 use super::learner::{Learner, Snapshot, StepReport, Turn};
 use super::session::Session;
 use super::setup::Setup;
@@ -31,7 +32,7 @@ use crate::{Result, bail, err};
 use serde_json::json;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use validation::{ValidationFrames, validation_slots};
 
 /// Steps that the host may be ahead of the device.
@@ -98,14 +99,12 @@ pub struct CudaLearner {
 
 /// Options that decide how a GPU is used.
 struct Wishes {
-    nccl: Option<bool>,
     graphs: bool,
 }
 
 impl Wishes {
     fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let flag = |name: &str| env(name).map(|value| value != "0");
-        Wishes { nccl: flag("PHALANX_NCCL"), graphs: flag("PHALANX_GRAPHS").unwrap_or(true) }
+        Wishes { graphs: env("PHALANX_GRAPHS").is_none_or(|value| value != "0") }
     }
 }
 
@@ -132,7 +131,7 @@ impl CudaLearner {
         let feed = start_feed(team, session, setup, &device, first_slot, bytes);
         let feed = team.agree(feed)?;
         let wishes = Wishes::from_env(&env);
-        let sum = Self::choose_sum(team, setup, &device, shared, &wishes, &env)?;
+        let sum = Self::choose_sum(team, setup, &device, shared, &env)?;
         let draws = training.gradient_accumulation;
         let most = setup
             .data
@@ -205,19 +204,11 @@ impl CudaLearner {
         setup: &Setup,
         device: &Arc<Device>,
         shared: bool,
-        wishes: &Wishes,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Sum> {
         let training = &setup.input.training;
         let (draws, size) = (training.gradient_accumulation, team.size());
-        let by_nccl = wishes.nccl.unwrap_or(size > 1) && !shared && !training.reproducible;
-        if by_nccl {
-            let (rank, size) = (team.rank(), team.size());
-            let comm = NcclComm::connect(device, rank, size, env, |id| {
-                let id = team.agree(id)?;
-                team.bytes_from_root(|| Ok(id))
-            })?;
-            log::info!("gradients are added up by NCCL {}", comm.version);
+        if let Some(comm) = gpu_sum::connect(team, device, shared, training.reproducible, env)? {
             return Ok(Sum::Nccl(comm));
         }
         if size > 1 || training.reproducible {
@@ -389,23 +380,8 @@ impl CudaLearner {
 
     /// Waits for all steps. Where ranks wait for each other on their GPUs, one that is gone is found out and named.
     fn wait(&mut self, team: &mut Team) -> Result<()> {
-        if team.size() == 1 || !matches!(self.sum, Sum::Nccl(_)) {
-            return self.core.device.synchronize();
-        }
-        let event = Event::new(&self.core.device)?;
-        event.record(self.core.device.stream())?;
-        let mut since = Instant::now();
-        while !event.passed()? {
-            let Sum::Nccl(comm) = &mut self.sum else { break };
-            comm.trouble()?;
-            if since.elapsed() > self.stall_timeout {
-                // All that are alive come here; the others are named.
-                team.barrier().inspect_err(|_| comm.abort())?;
-                since = Instant::now();
-            }
-            std::thread::sleep(Duration::from_micros(20));
-        }
-        Ok(())
+        let comm = if let Sum::Nccl(comm) = &mut self.sum { Some(comm) } else { None };
+        gpu_sum::wait(&self.core.device, comm, team, self.stall_timeout)
     }
 
     /// Looks at what the device found out some steps ago: diverged losses, series that are too short, wishes to stop.

@@ -206,8 +206,11 @@ impl Options {
         let fork = &oracle["params"];
         if fork.is_object() {
             let (params, model_params) = (&fork["network_params"], &fork["model_params"]);
+            let of_dipoles =
+                |key: &String| ["d_", "use_d_", "log_d_", "max_d"].iter().any(|start| key.starts_with(start));
             let is_dipole = oracle["model"] == "dipole_model"
-                || model_params.as_object().is_some_and(|o| o.keys().any(|key| key.starts_with("d_")));
+                || oracle["eval_metrics"].get("METRICS/D_MAE").is_some()
+                || model_params.as_object().is_some_and(|o| o.keys().any(of_dipoles));
             let model = match is_dipole {
                 true => ModelOptions::Dipole(dipole(Wiring::Fork, model_params)?),
                 false => ModelOptions::Potential(potential(Wiring::Fork, model_params)?),

@@ -110,3 +110,23 @@ fn pieces_of_a_gradient_are_the_gradient_to_the_bit() {
         assert_eq!(whole, pieces);
     }
 }
+
+/// Threads that shared memory by mistake would show here: more of them than cores, many short steps, batches that
+/// change from step to step.
+#[test]
+fn many_threads_give_the_same_bits_step_after_step() {
+    let model = model(options());
+    let params = model.random_params(9);
+    let batches = [vec![frame(23, 1)], vec![frame(9, 4), frame(17, 8), frame(12, 2)], vec![frame(5, 3)]];
+    for mode in [SERIES, EmbeddingMode::Direct] {
+        let mut alone = CpuEngine::<f64>::new(model.clone(), 1, mode, None).unwrap();
+        let want: Vec<_> = batches.iter().map(|frames| run(&mut alone, &params, frames)).collect();
+        for threads in [1, 2, 5, 8] {
+            let mut engine = CpuEngine::<f64>::new(model.clone(), threads, mode, None).unwrap();
+            for turn in 0..30 {
+                let k = turn % batches.len();
+                assert!(run(&mut engine, &params, &batches[k]) == want[k], "{threads} threads, turn {turn}");
+            }
+        }
+    }
+}

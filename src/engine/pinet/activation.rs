@@ -25,6 +25,8 @@ pub fn jet(act: Act, x: f64) -> [f64; 3] {
         }
         Act::Exponential => [x.exp(); 3],
         Act::Mish => mish_jet(x),
+        Act::HardSigmoid if x.abs() > 2.5 => [if x > 0.0 { 1.0 } else { 0.0 }, 0.0, 0.0],
+        Act::HardSigmoid => [0.2 * x + 0.5, 0.2, 0.0],
         Act::Linear => [x, 1.0, 0.0],
     }
 }
@@ -76,7 +78,7 @@ pub fn erf(x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    pub(crate) const ALL: [Act; 12] = [
+    pub(crate) const ALL: [Act; 13] = [
         Act::Tanh,
         Act::Relu,
         Act::Softplus,
@@ -88,6 +90,7 @@ mod tests {
         Act::Softsign,
         Act::Exponential,
         Act::Mish,
+        Act::HardSigmoid,
         Act::Linear,
     ];
 
@@ -116,6 +119,7 @@ mod tests {
             (Act::Selu, 0.7354906911488363, -1.2789613751543256),
             (Act::Gelu, 0.5306254434438489, -0.12584062996129347),
             (Act::Softsign, 0.4117647058823529, -0.5652173913043479),
+            (Act::HardSigmoid, 0.64, 0.24),
             (Act::Mish, 0.5611483776438518, -0.3073824647494959),
         ];
         for (act, high, low) in want {

@@ -1,6 +1,6 @@
 //! The loss of one structure as plain numbers: labels and weights, for a device that computes the loss itself.
 
-use super::potential::dress;
+use super::potential::{self, dress};
 use super::{PinnLabels, PinnLoss, PinnLossValue, Row, rounded};
 use crate::engine::pinet::PinetFrame;
 use crate::engine::pinet::elements::{Elements, KINDS};
@@ -16,13 +16,28 @@ fn masked(x: f64, used: bool, all: bool, count: &mut f64) -> f64 {
 }
 
 impl PinnLoss {
-    /// Why a device cannot compute this loss itself, if so.
-    pub fn not_on_device(&self) -> Option<&'static str> {
-        match self.options() {
-            ModelOptions::Potential(o) if o.separate_errors => Some("separate_errors"),
-            ModelOptions::Potential(o) if o.use_force && o.no_force_comp.is_some() => Some("no_force_comp"),
-            _ => None,
+    /// The force components of a batch that `no_force_comp` chooses in a step, as [`PinnLoss::differentiate`] does;
+    /// `None` where it does not choose.
+    pub fn chosen_forces<'a>(
+        &self,
+        labels: impl Iterator<Item = &'a PinnLabels>,
+        step: u64,
+        rank: u64,
+    ) -> Option<Vec<bool>> {
+        let ModelOptions::Potential(o) = self.options() else { return None };
+        if !o.use_force || o.no_force_comp.is_none() || o.version == Wiring::Fork {
+            return None;
         }
+        let label: Vec<f64> = labels.flat_map(|l| l.force.iter().flatten()).map(|f| f * o.e_scale).collect();
+        potential::chosen_forces(o, label.into_iter(), self.key(step, rank))
+    }
+
+    /// The terms that `separate_errors` leaves out of a step: 1 energy, 2 force, 4 stress, 8 regulariser.
+    pub fn dropped(&self, step: u64) -> u32 {
+        let (ModelOptions::Potential(o), Some(kept)) = (self.options(), self.kept(step)) else { return 0 };
+        let terms = [(true, 1), (o.use_force, 2), (o.use_stress, 4), (self.regulariser.is_some(), 8)];
+        let there = terms.iter().filter(|(there, _)| *there).map(|(_, bit)| *bit);
+        there.enumerate().filter(|(k, _)| *k != kept).map(|(_, bit)| bit).sum()
     }
 
     /// The labels and weights of a structure. They must have passed [`PinnLoss::require`].

@@ -160,7 +160,7 @@ impl PinnLoss {
             "one label for each structure"
         );
         seeds.reset(out);
-        let view = View { out, frames, labels, key: [self.seed, (step << 20) ^ rank] };
+        let view = View { out, frames, labels, key: self.key(step, rank) };
         let kept = self.kept(step);
         let mut value = match &self.options {
             ModelOptions::Potential(o) => potential::differentiate(o, seeds, view, kept),
@@ -172,6 +172,11 @@ impl PinnLoss {
             value.rows.push(Row { tag: "L2", loss, batches: 1.0, has_loss: true, ..Row::default() });
         }
         value
+    }
+
+    /// What random choices of a step depend on.
+    fn key(&self, step: u64, rank: u64) -> [u64; 2] {
+        [self.seed, (step << 20) ^ rank]
     }
 
     /// Adds the derivative of the regulariser to a gradient; `step` as in [`PinnLoss::differentiate`].

@@ -103,10 +103,7 @@ fn force_term(o: &PotentialOptions, view: View) -> Term {
         .map(|f| f * o.e_scale)
         .collect();
     assert_eq!(label.len(), view.out.force.len(), "a label for every force component");
-    let mut mask = o.max_force.map(|max| label.iter().map(|f| f.abs() <= max).collect::<Vec<bool>>());
-    if let Some(most) = o.no_force_comp {
-        mask = Some(some_of(mask.unwrap_or_else(|| vec![true; label.len()]), most, view.key));
-    }
+    let mask = chosen_forces(o, label.iter().copied(), view.key);
     let weights: Vec<f64> = match o.use_f_weights {
         true => view.labels.iter().flat_map(|labels| labels.f_weights.iter().flatten().copied()).collect(),
         false => vec![],
@@ -120,6 +117,24 @@ fn force_term(o: &PotentialOptions, view: View) -> Term {
     let predicted = view.out.force.clone();
     let (weight, divide_by_all) = (Box::new(weight), is_fork);
     Errors { tag: "F", label, predicted, weight, mask, divide_by_all, counts: true, logged: true }.term()
+}
+
+/// Which force components count: those within `max_force`, and of these a random subset where one is asked for.
+/// `None`: all.
+///
+/// - label  in training space
+pub(super) fn chosen_forces(
+    o: &PotentialOptions,
+    label: impl ExactSizeIterator<Item = f64>,
+    key: [u64; 2],
+) -> Option<Vec<bool>> {
+    let n = label.len();
+    let mask = o.max_force.map(|max| label.map(|f| f.abs() <= max).collect::<Vec<bool>>());
+    // The fork knows no such option.
+    match o.no_force_comp.filter(|_| o.version == Wiring::Master) {
+        None => mask,
+        Some(most) => Some(some_of(mask.unwrap_or_else(|| vec![true; n]), most, key)),
+    }
 }
 
 /// Keeps at most `most` of the elements that a mask has, by chance.

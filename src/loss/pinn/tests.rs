@@ -85,6 +85,44 @@ pub(crate) fn all() -> Vec<ModelOptions> {
     all
 }
 
+/// Losses of which each step keeps one term.
+pub(crate) fn separate() -> Vec<ModelOptions> {
+    let changes: [fn(&mut PotentialOptions); 2] = [
+        |o| o.separate_errors = true,
+        |o| (o.separate_errors, o.use_stress, o.use_l2, o.no_force_comp) = (true, true, true, Some(5)),
+    ];
+    changes.iter().map(|change| potential(Wiring::Master, change)).collect()
+}
+
+#[test]
+fn what_a_device_is_told_to_leave_out_is_what_separate_errors_leaves_out() {
+    let model = model();
+    let (frames, labels, out) = batch(&model);
+    let (frames, labels): (Vec<_>, Vec<_>) = (frames.iter().collect(), labels.iter().collect());
+    let params = model.init(3);
+    for options in separate() {
+        let loss = PinnLoss::new(options.clone(), &model, 5);
+        let mut seen = [false; 4];
+        for step in 0..40 {
+            let mut seeds = PinetSeeds::default();
+            loss.differentiate(&mut seeds, &out, &frames, &labels, &params, step, 0);
+            let mut pulled = vec![0.0; params.len()];
+            loss.regularise_add(&mut pulled, &params, step);
+            let kept = [&seeds.dl_energy[..], &seeds.dl_force, seeds.dl_stress.as_flattened(), &pulled]
+                .map(|seeds| seeds.iter().any(|&x| x != 0.0));
+            assert_eq!(kept.iter().filter(|&&kept| kept).count(), 1, "one term in step {step}");
+            for (k, kept) in kept.iter().enumerate() {
+                seen[k] |= kept;
+                assert!(!kept || loss.dropped(step) >> k & 1 == 0, "{options:?}, step {step}, term {k}");
+            }
+            let there = [true, true, loss.counted().1[3], loss.pull(params.len()).is_some()];
+            let left = (0..4).filter(|&k| there[k] && loss.dropped(step) >> k & 1 == 0).count();
+            assert_eq!(left, 1, "{options:?}, step {step}");
+        }
+        assert!(seen[0] && seen[1], "both terms are drawn");
+    }
+}
+
 #[test]
 fn seeds_are_the_derivatives_of_the_loss() {
     let model = model();
@@ -222,14 +260,15 @@ fn labels_and_weights_of_structures_give_the_same_loss_and_seeds() {
     let params = model.init(3);
     for options in all() {
         let loss = PinnLoss::new(options.clone(), &model, 5);
-        if loss.not_on_device().is_some() {
-            continue;
-        }
         let mut seeds = PinetSeeds::default();
         let want = loss.differentiate(&mut seeds, &out, &refs, &label_refs, &params, 0, 0);
         let all: Vec<_> = frames.iter().zip(&labels).map(|(f, l)| loss.elements(f, l)).collect();
-        let divisor: [f64; 4] =
+        let mut divisor: [f64; 4] =
             std::array::from_fn(|k| all.iter().map(|e| e.counts[k]).sum::<f64>().max(1.0));
+        let chosen = loss.chosen_forces(labels.iter(), 0, 0);
+        if let Some(chosen) = &chosen {
+            divisor[1] = chosen.iter().filter(|&&c| c).count() as f64;
+        }
         let (s_weight, counted) = loss.counted();
         let mut sums = vec![0.0; 2 + 3 * 7];
         let of = |kind: usize, w: f64| if counted[kind] { w } else { f64::NAN };
@@ -255,7 +294,9 @@ fn labels_and_weights_of_structures_give_the_same_loss_and_seeds() {
                 assert!((seed - seeds.dl_energy[s]).abs() < 1e-12, "{options:?}");
                 for (k, (label, weight)) in e.force.iter().zip(&e.force_weight).enumerate() {
                     let at = 3 * first + k;
-                    let seed = add_error(&mut sums[7..], out.force[at], *label, *weight, divisor[1]);
+                    let counts = chosen.as_ref().is_none_or(|chosen| chosen[at]);
+                    let weight = if counts { *weight } else { f64::NAN };
+                    let seed = add_error(&mut sums[7..], out.force[at], *label, weight, divisor[1]);
                     assert!((seed - seeds.dl_force[at]).abs() < 1e-12, "{options:?}");
                 }
                 if counted[3] {

@@ -110,6 +110,8 @@ pub enum Act {
     Exponential,
     /// x tanh(softplus(x)).
     Mish,
+    /// x / 5 + 1 / 2 within 0 and 1.
+    HardSigmoid,
     Linear,
 }
 
@@ -127,6 +129,7 @@ const ACTS: &[(&str, Act)] = &[
     ("softsign", Act::Softsign),
     ("exponential", Act::Exponential),
     ("mish", Act::Mish),
+    ("hard_sigmoid", Act::HardSigmoid),
     ("linear", Act::Linear),
 ];
 
@@ -136,6 +139,10 @@ impl Act {
         let lower = name.trim().to_ascii_lowercase();
         if let Some((_, act)) = ACTS.iter().find(|(known, _)| *known == lower) {
             return Ok(*act);
+        }
+        if lower == "softmax" {
+            return Err(err!("\"{name}\" mixes the outputs of a layer, which Phalanx does not support")
+                .help("take an activation function that acts on each number, such as tanh"));
         }
         let known: Vec<&str> = ACTS.iter().map(|(known, _)| *known).collect();
         let near = crate::config::check::did_you_mean(&lower, known.iter().copied());
@@ -331,6 +338,7 @@ mod tests {
         assert_eq!(Act::parse("silu").unwrap().name(), "swish");
         let error = Act::parse("tahn").unwrap_err();
         assert!(error.advice().unwrap().starts_with("did you mean `tanh`?"), "{error}");
+        assert!(Act::parse("softmax").unwrap_err().message().contains("does not support"));
     }
 
     #[test]

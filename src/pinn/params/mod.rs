@@ -65,11 +65,17 @@ impl Params {
         };
         let at = |e: Error| e.at(file);
         let top = Section::root(&top);
+        let network = resolve_network(&blocks, style).map_err(at)?;
+        let model = resolve_model(&blocks, style).map_err(at)?;
+        if matches!(model, ModelOptions::Dipole(_)) && network.out_pool.is_some() {
+            let error = err!("dipole_model needs the charge of every atom, which a pool does not leave");
+            return Err(blocks.network().error("out_pool", error).help("leave out_pool out").at(file));
+        }
         Ok(Params {
             style,
             model_dir: top.text("model_dir").into(),
-            network: resolve_network(&blocks, style).map_err(at)?,
-            model: resolve_model(&blocks, style).map_err(at)?,
+            network,
+            model,
             optimizer: match style {
                 Wiring::Master => optimizer::keras(top.get("optimizer"), file)?,
                 Wiring::Fork => optimizer::fork(&blocks.model()),

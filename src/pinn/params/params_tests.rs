@@ -181,6 +181,10 @@ fn values_that_make_no_sense_are_refused() {
     assert!(error("max_energy: 10", "max_energy: true").contains("wanted a number, or false for none"));
     assert!(error("{1: -0.5", "{H: -0.5").contains("model.params.e_dress: found \"H\""));
     assert!(error("rc: 5.0", "act: tahn").contains("did you mean `tanh`?"));
+    let pooled = "network: {name: PiNet, params: {out_pool: sum}}\nmodel: {name: dipole_model}\n";
+    let e = read(pooled).unwrap_err().to_string();
+    assert!(e.contains("network.params.out_pool: dipole_model needs the charge of every atom"), "{e}");
+    assert!(read(&pooled.replace("dipole_model", "potential_model")).is_ok());
     assert!(read("model: {name: potential_model}").unwrap_err().message().contains("network: missing"));
     assert!(read("[1]").unwrap_err().message().contains("wanted keys and values"));
     let two = "network: {name: PiNet2, params: {rank: 2}}\nmodel: {name: potential_model}\n";

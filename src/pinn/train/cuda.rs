@@ -4,8 +4,9 @@ use super::learner::{Evaluation, metrics_over_ranks, shown};
 use super::structures::{Nothing, Structure, Structures};
 use crate::engine::cuda::Device;
 use crate::engine::cuda::device::{Event, Graph, Pinned};
+use crate::engine::cuda::nccl::NcclComm;
 use crate::engine::pinet::cuda::core::{Core, LossTerms, Resident, turn_of};
-use crate::engine::pinet::cuda::layout::Turn as Numbers;
+use crate::engine::pinet::cuda::layout::{Status, Turn as Numbers};
 use crate::engine::pinet::cuda::shape::{Class, Shape, supports};
 use crate::engine::pinet::cuda::{bring, program};
 use crate::loss::pinn::{PinnLoss, PinnLossValue, PinnMetrics};
@@ -14,6 +15,7 @@ use crate::model::pinet::options::ModelOptions;
 use crate::optim::keras_adam::KerasAdam;
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::Queue;
+use crate::train::gpu_sum;
 use crate::train::learner::{Learner, Snapshot, StepReport, Turn};
 use crate::train::step::GradientSum;
 use crate::train::team::Team;
@@ -21,6 +23,7 @@ use crate::{Result, bail};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Steps that the host may be ahead of the device.
 const AHEAD: usize = 16;
@@ -38,8 +41,8 @@ pub struct PinnCudaLearner {
     loss: Arc<PinnLoss>,
     /// Options and rates; moments are on the device.
     adam: KerasAdam,
-    /// On the host: several ranks, or sums that must not depend on their number.
-    sum: Option<GradientSum>,
+    sum: Sum,
+    stall_timeout: Duration,
     queue: Queue<Nothing, Structures>,
     evaluation: Option<Evaluation>,
     residents: HashMap<Key, Resident>,
@@ -53,6 +56,16 @@ pub struct PinnCudaLearner {
     records: bool,
 }
 
+/// How gradients of ranks become one.
+pub enum Sum {
+    /// One rank: nothing to add up.
+    Alone,
+    /// On the devices, by NCCL.
+    Nccl(NcclComm),
+    /// On the host: ranks that share a GPU, and sums that must not depend on the number of ranks.
+    Host(Box<GradientSum>),
+}
+
 /// What a learner starts from.
 pub struct Start {
     pub device: Arc<Device>,
@@ -61,16 +74,14 @@ pub struct Start {
     pub params: Vec<f64>,
     /// With moments, which go to the device.
     pub adam: KerasAdam,
-    pub sum: Option<GradientSum>,
+    pub sum: Sum,
+    pub stall_timeout: Duration,
     pub queue: Queue<Nothing, Structures>,
     pub evaluation: Option<Evaluation>,
 }
 
 /// Why a run cannot be on the GPU, if so.
-pub fn refuses(device: &Device, model: &PinetModel, loss: &PinnLoss) -> Option<String> {
-    if let Some(option) = loss.not_on_device() {
-        return Some(format!("{option} is computed on CPUs only"));
-    }
+pub fn refuses(device: &Device, model: &PinetModel) -> Option<String> {
     let plan = crate::engine::pinet::cpu::plan::Plan::plain(model);
     supports(&plan, device.numbers.size(), device.max_shared()).err()
 }
@@ -82,7 +93,7 @@ pub fn open(gpu: &crate::engine::choice::Gpu, numbers: crate::engine::cuda::Numb
 
 impl PinnCudaLearner {
     pub fn new(start: Start) -> Result<Self> {
-        let Start { device, model, loss, params, mut adam, sum, queue, evaluation } = start;
+        let Start { device, model, loss, params, mut adam, sum, stall_timeout, queue, evaluation } = start;
         let (s_weight, counted) = loss.counted();
         let terms = LossTerms {
             is_dipole: matches!(loss.options(), ModelOptions::Dipole(_)),
@@ -102,6 +113,7 @@ impl PinnCudaLearner {
             loss,
             adam,
             sum,
+            stall_timeout,
             queue,
             evaluation,
             residents: HashMap::new(),
@@ -150,8 +162,8 @@ impl PinnCudaLearner {
     }
 
     /// Sends the numbers of a batch ahead of it, without waiting for the device unless it is far behind.
-    fn send(&mut self, numbers: Numbers, batch: &[Resident]) -> Result<Arc<Shape>> {
-        let class = turn_of(numbers, batch, &mut self.bytes);
+    fn send(&mut self, numbers: Numbers, batch: &[Resident], chosen: Option<&[bool]>) -> Result<Arc<Shape>> {
+        let class = turn_of(numbers, batch, chosen, &mut self.bytes);
         let shape = self.core.shape(class)?;
         let device = self.core.device.clone();
         let at = self.next % AHEAD;
@@ -171,15 +183,20 @@ impl PinnCudaLearner {
         Ok(shape)
     }
 
-    /// The gradient of a batch, and the update where this rank is alone.
+    /// The gradient of a batch, and the update unless the host adds gradients up.
     fn work(&self, shape: &Shape) -> Result<()> {
         self.core.first_pass(shape)?;
         self.core.loss(shape)?;
         self.core.second_pass(shape)?;
         match &self.sum {
-            None => self.core.update(self.adam.options.clip),
-            Some(_) => Ok(()),
+            Sum::Host(_) => return Ok(()),
+            Sum::Alone => {}
+            Sum::Nccl(comm) => {
+                comm.sum(self.core.grad.ptr(), self.core.n_params() + 1)?;
+                self.core.mean()?;
+            }
         }
+        self.core.update(self.adam.options.clip)
     }
 
     /// Does recorded work, or records it when it is done for the second time.
@@ -211,7 +228,7 @@ impl PinnCudaLearner {
 
     /// The mean over ranks, through the host, and the update with it.
     fn mean(&mut self, team: &mut Team, stop: bool) -> Result<bool> {
-        let Some(sum) = &mut self.sum else { return Ok(stop) };
+        let Sum::Host(sum) = &mut self.sum else { return Ok(stop) };
         let read = self.core.grad.read(0, sum.place(0));
         team.agree(read)?;
         sum.add(0);
@@ -221,12 +238,24 @@ impl PinnCudaLearner {
         Ok(stop)
     }
 
-    fn judge(&self) -> Result<f64> {
+    /// Whether GPUs wait for each other.
+    fn is_joined(&self, team: &Team) -> bool {
+        team.size() > 1 && matches!(self.sum, Sum::Nccl(_))
+    }
+
+    /// Waits for all steps.
+    fn wait(&mut self, team: &mut Team) -> Result<()> {
+        let comm = if let Sum::Nccl(comm) = &mut self.sum { Some(comm) } else { None };
+        gpu_sum::wait(&self.core.device, comm, team, self.stall_timeout)
+    }
+
+    /// What the device found out: the norm of the gradient, and whether a rank wishes to stop.
+    fn judge(&self) -> Result<Status> {
         let status = self.core.status()?;
         if status.bad_step > 0 {
             bail!("the loss of step {} is not a number: the parameters have diverged", status.bad_step);
         }
-        Ok(status.norm)
+        Ok(status)
     }
 
     /// The loss of the last batch.
@@ -244,7 +273,8 @@ impl PinnCudaLearner {
             let batch = batches.batch(k)?;
             let keyed: Vec<_> = batch.iter().enumerate().map(|(n, s)| ((true, k, n), s)).collect();
             let places = self.places(&keyed)?;
-            let shape = self.send(Numbers::default(), &places)?;
+            let chosen = self.loss.chosen_forces(batch.iter().map(|s| &s.labels), 0, 0);
+            let shape = self.send(Numbers::default(), &places, chosen.as_deref())?;
             self.core.first_pass(&shape)?;
             self.core.loss(&shape)?;
             metrics.add(&self.value(&places)?);
@@ -267,26 +297,41 @@ impl Learner for PinnCudaLearner {
             epsilon: rule.epsilon,
             gain: rule.gain,
             step: turn.step as u32,
+            count: team.size() as f64,
+            stop: f64::from(u8::from(turn.stop)),
+            dropped: self.loss.dropped(turn.step),
             ..Numbers::default()
         };
-        let shape = self.send(numbers, &places)?;
+        let labels = keyed.iter().map(|(_, structure)| &structure.labels);
+        let chosen = self.loss.chosen_forces(labels, turn.step, team.rank() as u64);
+        let shape = self.send(numbers, &places, chosen.as_deref())?;
         self.replay(&shape)?;
         drop(span);
-        let stop = profiler.time(Phase::Communication, || self.mean(team, turn.stop))?;
+        let mut stop = profiler.time(Phase::Communication, || self.mean(team, turn.stop))?;
         let span = profiler.span(Phase::Optimizer);
-        let mut report = StepReport { values: Vec::new(), gradient_norm: f64::NAN, stop };
-        if turn.wants_values {
-            report.gradient_norm = self.judge()?;
-            report.values.push(shown(&self.value(&places)?));
-        } else if turn.step % LOOK_EVERY == LOOK_EVERY - 1 {
-            self.judge()?;
+        let mut report = StepReport { values: Vec::new(), gradient_norm: f64::NAN, stop: false };
+        let mut wish = 0.0;
+        if turn.wants_values || turn.step % LOOK_EVERY == LOOK_EVERY - 1 {
+            self.wait(team)?;
+            let status = self.judge()?;
+            wish = status.stop;
+            if turn.wants_values {
+                report.gradient_norm = status.norm;
+                report.values.push(shown(&self.value(&places)?));
+            }
+        }
+        if self.is_joined(team) {
+            // All ranks read the same sum at the same step.
+            stop = wish > 0.0;
         }
         drop(span);
+        report.stop = stop;
         Ok(report)
     }
 
     fn validate(&mut self, team: &mut Team, _display: u64, _lr: f64) -> Result<Vec<f64>> {
         let Some(names) = self.evaluation.as_ref().map(|e| e.names.clone()) else { return Ok(Vec::new()) };
+        self.wait(team)?;
         let local = self.own_errors(team);
         let metrics = team.agree(local)?;
         metrics_over_ranks(team, metrics, &names)
@@ -314,7 +359,7 @@ mod tests {
     use crate::engine::cuda::{Cuda, Numbers as Kind};
     use crate::engine::pinet::reference::PinetReference;
     use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
-    use crate::loss::pinn::tests::{all, batch, model};
+    use crate::loss::pinn::tests::{all, batch, model, separate};
     use crate::optim::keras_adam::{Clip, KerasAdamOptions};
 
     /// Three steps on the device give the losses and parameters of the reference, for every option of the loss.
@@ -331,11 +376,8 @@ mod tests {
         let variables: Vec<_> = model.table.views().iter().map(|view| view.range()).collect();
         let clips = [Clip::None, Clip::Variable(0.01), Clip::Global(0.01), Clip::Value(1e-3)];
         let bases = [KerasAdamOptions::master(), KerasAdamOptions::fork()];
-        for (k, options) in all().into_iter().enumerate() {
+        for (k, options) in all().into_iter().chain(separate()).enumerate() {
             let loss = Arc::new(PinnLoss::new(options.clone(), &model, 5));
-            if loss.not_on_device().is_some() {
-                continue;
-            }
             let adam = KerasAdamOptions { clip: clips[k % 4], ..bases[k % 2] };
             let mut params = model.init(3);
             let (s_weight, counted) = loss.counted();
@@ -349,12 +391,19 @@ mod tests {
             let mut cpu = KerasAdam::new(adam, variables.clone(), params.len());
             let mut rules = KerasAdam::new(adam, vec![], 0);
             let mut engine = PinetReference::new(model.clone(), loss.wants_forces());
-            for step in 0..3 {
+            // Four terms are to be drawn where one at a time counts.
+            for step in 0..if loss.dropped(0) > 0 { 8 } else { 3 } {
                 let rule = rules.rule(step);
-                let numbers =
-                    Numbers { rate: rule.rate, epsilon: rule.epsilon, gain: rule.gain, ..Numbers::default() };
+                let numbers = Numbers {
+                    rate: rule.rate,
+                    epsilon: rule.epsilon,
+                    gain: rule.gain,
+                    dropped: loss.dropped(step),
+                    ..Numbers::default()
+                };
                 let mut bytes = Vec::new();
-                let shape = core.shape(turn_of(numbers, &places, &mut bytes)).unwrap();
+                let chosen = loss.chosen_forces(labels.iter(), step, 0);
+                let shape = core.shape(turn_of(numbers, &places, chosen.as_deref(), &mut bytes)).unwrap();
                 core.turn.write(0, &bytes).unwrap();
                 core.first_pass(&shape).unwrap();
                 core.loss(&shape).unwrap();

@@ -24,6 +24,7 @@ use crate::pinn::data::detect::DataSet;
 use crate::pinn::params::{Params, write_params};
 use crate::report::tensorboard::EventWriter;
 use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
+use crate::train::gpu_sum;
 use crate::train::learner::{Learner, StepRate};
 use crate::train::run::{Journal, Plan, Run, Validates};
 use crate::train::session::{self, Session, SessionOptions};
@@ -46,6 +47,8 @@ use structures::{Batches, Nothing};
 const QUEUE_DEPTH: usize = 16;
 /// Memory for prepared structures where they are kept, which is the default.
 const CACHE_BYTES: usize = 2 << 30;
+/// How long GPUs may wait for each other before their ranks are asked whether they live.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// The evaluation set where none is named, as in PiNN.
 const DEFAULT_EVAL: &str = "eval.yml";
 /// Between two evaluations at least, as PiNN has it; one always follows the last step.
@@ -218,7 +221,7 @@ fn learner(
     names: &MetricNames,
 ) -> Result<Box<dyn Learner>> {
     let (model, loss) = (&setup.model, &setup.loss);
-    let device = open_gpu(team, session, setup)?;
+    let gpu = open_gpu(team, session, setup)?;
     let (threads, forces) = (session.threads.compute, loss.wants_forces());
     let mut params = model.init(setup.params.seed);
     let variables = model.table.views().iter().map(|view| view.range()).collect();
@@ -238,10 +241,17 @@ fn learner(
     });
     let n = params.len();
     let blocks = args.reproducible.then(|| model.table.views().iter().map(|v| v.range()).collect());
-    if let Some(device) = device {
-        let sum = (team.size() > 1 || args.reproducible).then(|| GradientSum::new(n, 1, blocks));
-        let (model, loss) = (model.clone(), loss.clone());
-        let start = cuda::Start { device, model, loss, params, adam, sum, queue, evaluation };
+    if let Some((device, shared)) = gpu {
+        let env = |name: &str| std::env::var(name).ok();
+        let sum = match gpu_sum::connect(team, &device, shared, args.reproducible, &env)? {
+            Some(comm) => cuda::Sum::Nccl(comm),
+            None if team.size() > 1 || args.reproducible => {
+                cuda::Sum::Host(Box::new(GradientSum::new(n, 1, blocks)))
+            }
+            None => cuda::Sum::Alone,
+        };
+        let (model, loss, stall_timeout) = (model.clone(), loss.clone(), STALL_TIMEOUT);
+        let start = cuda::Start { device, model, loss, params, adam, sum, stall_timeout, queue, evaluation };
         return Ok(Box::new(team.agree(PinnCudaLearner::new(start))?));
     }
     let engine = match setup.params.precision {
@@ -263,20 +273,21 @@ fn learner(
 }
 
 /// The GPU of this rank where there is one and it can do what the run wants. All ranks come to the same answer.
-fn open_gpu(team: &mut Team, session: &Session, setup: &Setup) -> Result<Option<Arc<Device>>> {
-    let Some((gpu, _)) = &session.gpu else { return Ok(None) };
+/// With it whether another rank has the same one.
+fn open_gpu(team: &mut Team, session: &Session, setup: &Setup) -> Result<Option<(Arc<Device>, bool)>> {
+    let Some((gpu, shared)) = &session.gpu else { return Ok(None) };
     let numbers = match setup.params.precision {
         Precision::Float64 => Numbers::F64,
         Precision::Float32 => Numbers::F32,
     };
     let device = team.agree(cuda::open(gpu, numbers))?;
-    let refused = cuda::refuses(&device, &setup.model, &setup.loss);
+    let refused = cuda::refuses(&device, &setup.model);
     let anyone = team.gather(&refused)?.into_iter().flatten().next();
     if let Some(reason) = anyone {
         log::warn!("the GPU is not used: {reason}; this run is computed on the CPU");
         return Ok(None);
     }
-    Ok(Some(device))
+    Ok(Some((device, *shared)))
 }
 
 fn boxed(engine: Result<impl PinetEngine + 'static>) -> Result<Box<dyn PinetEngine>> {

@@ -62,6 +62,37 @@ CASES = {
     "pinet2_weighted": dict(
         network=("PiNet2", dict(SMALL, rank=5, weighted=True, act="mish")),
         model=("potential_model", dict(use_force=True)), optimizer="default", dtype="float32"),
+    "dress_relu": dict(
+        network=("PiNet", dict(SMALL, act="relu", depth=1, n_basis=1, rc=3.0, pi_nodes=[5], atom_types=[8])),
+        model=("potential_model", dict(use_force=True, use_stress=True, use_e_weight=True, use_l2=True, e_scale=0.4,
+                                       e_unit=27.2, e_dress={1: -0.5, 6: 2.5}, f_loss_multiplier=3.3,
+                                       l2_loss_multiplier=0.02)),
+        optimizer=keras_adam(5e-3, clipnorm=0.1)),
+    "hard_sigmoid_f32": dict(
+        network=("PiNet", dict(SMALL, act="hard_sigmoid", out_nodes=[3, 4, 5], pp_nodes=[7], ii_nodes=[4, 4, 4],
+                               basis_type="gaussian", n_basis=2, gamma=0.7)),
+        model=("potential_model", dict(use_force=True, use_e_per_atom=True, log_e_per_atom=True, e_scale=2.0,
+                                       e_dress={8: -1.0}, use_l2=True)),
+        optimizer=keras_adam(decay(1e-3, 1, 0.9), clipvalue=0.005), dtype="float32"),
+    "pinet2_rank3_wide": dict(
+        network=("PiNet2", dict(SMALL, rank=3, pp_nodes=[9, 8], pi_nodes=[7], ii_nodes=[6, 8], out_nodes=[5],
+                                basis_type="gaussian", n_basis=4, cutoff_type="f2", act="softplus", depth=3)),
+        model=("potential_model", dict(use_force=True, use_stress=True, use_e_weight=True, use_l2=True, e_scale=1.5,
+                                       s_loss_multiplier=5.0, e_dress={1: 0.2, 8: -0.7}, l2_loss_multiplier=0.3)),
+        optimizer=keras_adam(1e-3, global_clipnorm=0.02), dtype="float32"),
+    "pinet2_dipole": dict(
+        network=("PiNet2", dict(SMALL, rank=5, weighted=True, n_basis=[1, 2], out_nodes=[])),
+        model=("dipole_model", dict(d_scale=1.3, use_d_per_atom=True, use_d_weight=True, use_l2=True,
+                                    l2_loss_multiplier=0.1)),
+        optimizer=keras_adam(1e-3, clipnorm=0.05), dtype="float32"),
+    "dipole_open_exponential": dict(
+        network=("PiNet", dict(SMALL, act="exponential", cutoff_type="f2", depth=2, pi_nodes=[3])),
+        model=("dipole_model", dict(d_scale=0.5, d_unit=3.0, use_d_per_atom=True, use_l2=False)),
+        optimizer=keras_adam(decay(1e-3, 2, 0.5, staircase=True), global_clipnorm=1.0), open=True),
+    "master_width16": dict(
+        network=("PiNet", dict(atom_types=[1, 6, 8], depth=2, rc=3.5)),
+        model=("potential_model", dict(use_force=True, use_stress=True, e_loss_multiplier=0.1,
+                                       f_loss_multiplier=10.0)), optimizer="default"),
 }
 
 

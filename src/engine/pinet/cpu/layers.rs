@@ -3,10 +3,10 @@
 use super::kernels::*;
 use super::memory::Plane::*;
 use super::memory::{Buf, Plane, Rows};
-use super::pairs::{contract_forward, contract_tangent};
 use super::plan::{Layer, View};
+use super::product::product;
 use super::task::{Grid, Task};
-use crate::engine::cpu::dense::{Accumulate, Strided, product};
+use crate::engine::cpu::dense::{Accumulate, Strided};
 use crate::engine::cpu::real::Real;
 use crate::model::pinet::options::Act;
 
@@ -174,8 +174,6 @@ pub struct Radial<'a> {
     pub y: Buf,
     pub layer: &'a Layer,
     pub n_basis: usize,
-    /// Whether x does not move: then only radial functions carry changes.
-    pub still: bool,
 }
 
 impl Radial<'_> {
@@ -184,39 +182,39 @@ impl Radial<'_> {
     }
 
     pub fn forward<T: Real>(&self, t: &Task<T>) {
-        forward(t, self.x, self.all(), self.layer, 1);
-        contract_forward(t, self.w, self.y, self.n_basis);
+        let (gx, gw, b) = (Grid::new(t, self.x, 1), Grid::new(t, self.all(), 1), self.n_basis);
+        if gx.rows == 0 {
+            return;
+        }
+        let w = t.own_mut(self.w, Value);
+        multiply_by(w, gw, Accumulate::Overwrite, t.own(self.x.buf, Value), gx, t.w(self.layer));
+        let bias = t.b(self.layer).expect("pair layers have a bias");
+        tanh_contract(t.own_mut(self.y, Value), w, bias, t.radial(&t.batch.e, b), t.mem.width(self.y), b);
     }
 
     pub fn tangent<T: Real>(&self, t: &Task<T>) {
-        if self.still {
-            let (c, b) = (t.mem.width(self.y), self.n_basis);
-            let e_dot = t.radial(&t.batch.e_dot, b);
-            return contract(t.own_mut(self.y, Dot), t.own(self.w, Value), e_dot, c, b);
+        let (gx, gw, b) = (Grid::new(t, self.x, 1), Grid::new(t, self.all(), 1), self.n_basis);
+        if gx.rows == 0 {
+            return;
         }
-        tangent(t, self.x, self.all(), self.layer, 1);
-        contract_tangent(t, self.w, self.y, self.n_basis);
+        let dot = t.own_mut(self.w, Dot);
+        multiply_by(dot, gw, Accumulate::Overwrite, t.own(self.x.buf, Dot), gx, t.w(self.layer));
+        let (e, e_dot) = (t.radial(&t.batch.e, b), t.radial(&t.batch.e_dot, b));
+        let (y, c) = (t.own_mut(self.y, Dot), t.mem.width(self.y));
+        tanh_contract_tangent(y, dot, t.own(self.w, Value), e, e_dot, c, b);
     }
 
     pub fn reverse<T: Real>(&self, t: &mut Task<T>) {
-        if self.still && t.again {
-            return;
-        }
         let (gx, c, b) = (Grid::new(t, self.x, 1), t.mem.width(self.y), self.n_basis);
         let scratch = std::mem::take(&mut t.scratch);
         let z = &mut scratch[..gx.rows * self.layer.n_out];
         let (dy, w, e) = (t.own(self.y, De), t.own(self.w, Value), t.radial(&t.batch.e, b));
-        match t.again {
-            true => radial_back(z, dy, w, e, c, b),
-            false => {
-                let pairs = &t.block.pairs;
-                // SAFETY: radial functions of the block's own pairs.
-                let de = unsafe { t.de_e.part(pairs.start * b, pairs.len() * b) };
-                radial_back_both(z, de, dy, w, e, c, b);
-            }
-        }
+        let pairs = &t.block.pairs;
+        // SAFETY: radial functions of the block's own pairs.
+        let de = unsafe { t.de_e.part(pairs.start * b, pairs.len() * b) };
+        radial_back_both(z, de, dy, w, e, c, b);
         let gz = Grid { rows: gx.rows, n: self.layer.n_out, ld: self.layer.n_out, col: 0 };
-        if gx.rows > 0 && !self.still {
+        if gx.rows > 0 {
             let to = t.own_mut(self.x.buf, De);
             multiply_by(to, gx, Accumulate::Overwrite, z, gz, t.w_transposed(self.layer));
         }
@@ -232,18 +230,13 @@ impl Radial<'_> {
         let (dl_z, de_z) = scratch[..2 * gx.rows * self.layer.n_out].split_at_mut(gx.rows * self.layer.n_out);
         let (dl, w, e) = (t.own(self.y, Dl), t.own(self.w, Value), t.radial(&t.batch.e, b));
         match t.forces {
-            true if self.still => {
-                let e_dot = t.radial(&t.batch.e_dot, b);
-                contract_both_back(dl_z, dl, e, t.own(self.y, De), e_dot, c, b);
-                scale_by_tanh_slope(dl_z, w);
-            }
             true => {
                 let (de, w_dot, e_dot) = (t.own(self.y, De), t.own(self.w, Dot), t.radial(&t.batch.e_dot, b));
                 radial_adjoint(dl_z, de_z, RadialAdjoint { dl, de, w, w_dot, e, e_dot }, c, b);
             }
             false => radial_back(dl_z, dl, w, e, c, b),
         }
-        let de_z: &[T] = if self.still { &[] } else { de_z };
+        let de_z: &[T] = if t.forces { de_z } else { &[] };
         deliver(t, self.x, gx, self.layer, dl_z, de_z, false);
         t.scratch = scratch;
     }

@@ -3,9 +3,9 @@
 //! A matrix has one row for each atom or each pair of the batch. Tasks write the rows of their own block and read
 //! those of others only after the pass that wrote them is over; that is what makes the shared access sound.
 //!
-//! Of most matrices of pairs only the value is kept. Changes and adjoints live in memory of the thread, for one block
-//! at a time, and are computed again where a later pass needs them: that costs less than carrying them to and from
-//! memory outside the core's cache.
+//! Of a matrix of pairs the value is kept, of most dE as well. Changes live no longer than a pass: a thread has one region
+//! for those of the structures that it has in hand, which stays in the caches of its core. dL, and dE that is made from
+//! little, live in memory of the thread, for one block at a time.
 
 use crate::engine::cpu::real::Real;
 use std::marker::PhantomData;
@@ -48,13 +48,24 @@ pub struct Shape {
     pub jets: bool,
     /// Matrices of pairs: whether other blocks read changes and adjoints, which are kept for all pairs then.
     pub shared: bool,
+    /// Matrices of pairs: whether dE is kept for the last pass.
+    pub keeps_de: bool,
 }
 
 impl Shape {
     /// Whether a plane lives in memory of the thread.
     fn is_local(&self, plane: Plane) -> bool {
-        let passing = matches!(plane, Plane::Dot | Plane::De | Plane::Dl | Plane::Bend);
+        let passing = match plane {
+            Plane::Dl => true,
+            Plane::De => !self.keeps_de,
+            Plane::Value | Plane::Dot | Plane::Slope | Plane::Curve | Plane::Bend => false,
+        };
         self.rows == Rows::Pair && !self.shared && passing
+    }
+
+    /// Whether a plane lives in the region of the thread.
+    fn is_passing(&self, plane: Plane) -> bool {
+        self.rows == Rows::Pair && !self.shared && matches!(plane, Plane::Dot | Plane::Bend)
     }
 
     fn has(&self, plane: Plane) -> bool {
@@ -75,10 +86,10 @@ const PLANES: usize = 7;
 pub struct Memory<T> {
     data: Vec<T>,
     at: Vec<[usize; PLANES]>,
-    /// The parts that hold De and Dl of atoms, which are summed up and must start at zero.
-    sums: [Range<usize>; 2],
     /// Memory of a thread.
     local: usize,
+    /// Numbers for each pair of a region.
+    passing: usize,
 }
 
 impl<T: Real> Memory<T> {
@@ -93,22 +104,17 @@ impl<T: Real> Memory<T> {
         self.at.clear();
         self.at.resize(shapes.len(), [0; PLANES]);
         let size = |shape: &Shape| shape.width * if shape.rows == Rows::Atom { n_atoms } else { n_pairs };
-        let of_atoms = |shape: &Shape| shape.rows == Rows::Atom;
-        for (sums, plane) in [(0, Plane::De), (1, Plane::Dl)] {
-            let first = place(0);
-            for (at, shape) in self.at.iter_mut().zip(shapes).filter(|(_, shape)| of_atoms(shape)) {
-                at[plane as usize] = place(size(shape));
-            }
-            self.sums[sums] = first..place(0);
-        }
         self.local = 0;
+        self.passing = 0;
         for (at, shape) in self.at.iter_mut().zip(shapes) {
             for plane in ALL.into_iter().filter(|&plane| shape.has(plane)) {
-                let is_sum = of_atoms(shape) && matches!(plane, Plane::De | Plane::Dl);
                 if shape.is_local(plane) {
                     at[plane as usize] = self.local;
                     self.local += (shape.width * most).next_multiple_of(ALIGN);
-                } else if !is_sum {
+                } else if shape.is_passing(plane) {
+                    at[plane as usize] = self.passing;
+                    self.passing += shape.width;
+                } else {
                     at[plane as usize] = place(size(shape));
                 }
             }
@@ -120,19 +126,14 @@ impl<T: Real> Memory<T> {
         }
     }
 
-    /// Sets De of all atoms to zero.
-    pub fn clear_de(&mut self) {
-        self.data[self.sums[0].clone()].fill(T::ZERO);
-    }
-
-    /// Sets Dl of all atoms to zero.
-    pub fn clear_dl(&mut self) {
-        self.data[self.sums[1].clone()].fill(T::ZERO);
-    }
-
     /// Length of the memory of a thread.
     pub fn local_len(&self) -> usize {
         self.local
+    }
+
+    /// Numbers for each pair of a region.
+    pub fn passing_width(&self) -> usize {
+        self.passing
     }
 
     /// Access for tasks.
@@ -170,14 +171,32 @@ impl<'a, T: Real> Shared<'a, T> {
         self.shapes[buf.0]
     }
 
+    /// Numbers of a region for each pair that lie before a plane, and its width; `None` for what is elsewhere.
+    pub fn passing(&self, buf: Buf, plane: Plane) -> Option<(usize, usize)> {
+        let shape = &self.shapes[buf.0];
+        shape.is_passing(plane).then(|| (self.at[buf.0][plane as usize], shape.width))
+    }
+
     /// Where the rows of a block lie in the memory of its thread; `None` for what all threads share.
     pub fn local(&self, buf: Buf, plane: Plane, rows: usize) -> Option<(usize, usize)> {
         let shape = &self.shapes[buf.0];
         shape.is_local(plane).then(|| (self.at[buf.0][plane as usize], rows * shape.width))
     }
 
+    /// Sets a plane of all matrices of atoms to zero for some atoms: sums start there.
+    ///
+    /// # Safety
+    /// As [`Shared::rows_mut`].
+    pub unsafe fn clear(&self, plane: Plane, atoms: Range<usize>) {
+        for (k, _) in self.shapes.iter().enumerate().filter(|(_, shape)| shape.rows == Rows::Atom) {
+            // SAFETY: by the caller's promise.
+            unsafe { self.rows_mut(Buf(k), plane, atoms.clone()) }.fill(T::ZERO);
+        }
+    }
+
     fn span(&self, buf: Buf, plane: Plane, rows: &Range<usize>) -> (usize, usize) {
-        assert!(!self.shapes[buf.0].is_local(plane), "rows that all threads share");
+        let shape = &self.shapes[buf.0];
+        assert!(!shape.is_local(plane) && !shape.is_passing(plane), "rows that all threads share");
         let width = self.shapes[buf.0].width;
         let start = self.at[buf.0][plane as usize] + rows.start * width;
         let len = rows.len() * width;

@@ -1,12 +1,15 @@
 //! The CPU engine of PiNet: threads over blocks of atoms with their pairs, float64 or float32.
 //!
 //! A network becomes a list of operations once ([`plan`]); a step takes every block of the batch ([`batch`]) through
-//! that list forwards and backwards, twice. Results do not depend on the number of threads.
+//! that list forwards and backwards, twice ([`stage`]). Results do not depend on the number of threads.
 
 pub mod plan;
 pub mod memory;
 pub mod batch;
+mod stage;
 mod task;
+mod kinds;
+mod product;
 mod kernels;
 mod layers;
 mod pairs;
@@ -18,17 +21,17 @@ mod tests;
 #[cfg(test)]
 mod physics;
 
-use super::pool::pool;
 use super::{PinetEngine, PinetFrame, PinetPrediction, PinetSeeds};
 use crate::Result;
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
 use crate::model::pinet::PinetModel;
 use batch::Batch;
-use memory::{Buf, Memory, Plane, Rows};
-use plan::{Plan, Segment};
+use kinds::Kinds;
+use memory::Memory;
+use plan::Plan;
+use stage::{Results, Stage, Work};
 use std::sync::Arc;
-use task::Task;
 
 /// Evaluates a PiNet on CPU threads in float32 or float64.
 pub struct PinetCpu<T> {
@@ -39,59 +42,46 @@ pub struct PinetCpu<T> {
     batch: Batch<T>,
     memory: Memory<T>,
     weights: Vec<T>,
-    /// For each group of blocks: its part of a segment's gradient.
+    kinds: Kinds,
+    /// The pair layers of the first block for every kind of pair.
+    table: Vec<T>,
+    /// For each group of blocks: its part of the gradient; and the sum of them.
     slots: Vec<T>,
-    /// For each thread: room within an operation, and changes and adjoints of the pairs of one block.
+    sum: Vec<f64>,
+    /// For each thread: room within an operation, and adjoints of the pairs of one block.
     scratch: Vec<T>,
     local: Vec<T>,
+    /// Changes of pairs, in regions ([`memory`]).
+    passing: Vec<T>,
     /// `[n_atoms]` dE/dout
     share: Vec<f64>,
+    /// Stages of the first and the second pass.
+    passes: [Vec<Stage>; 2],
 }
 
-/// The four passes of a step.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    Forward,
-    Reverse,
-    Tangent,
-    Adjoint,
-}
-
-impl Pass {
-    /// Takes a block through a segment.
-    fn run<T: Real>(self, segment: &Segment, task: &mut Task<T>) {
-        let ops = segment.ops.iter();
-        match self {
-            Pass::Forward => ops.for_each(|op| ops::forward(op, task)),
-            Pass::Reverse => ops.rev().for_each(|op| ops::reverse(op, task)),
-            Pass::Tangent => ops.for_each(|op| ops::tangent(op, task)),
-            Pass::Adjoint => {
-                if task.forces && segment.rows == Rows::Pair {
-                    task.again = true;
-                    ops.clone().for_each(|op| ops::tangent(op, task));
-                    ops.clone().rev().for_each(|op| ops::reverse(op, task));
-                    task.again = false;
-                }
-                ops.rev().for_each(|op| ops::adjoint(op, task));
-            }
-        }
-    }
-}
+/// Numbers of the gradient that one task adds up.
+const SUM_CHUNK: usize = 2048;
 
 impl<T: Real> PinetCpu<T> {
     /// `forces`: whether forces and stress are wanted.
     pub fn new(model: Arc<PinetModel>, threads: usize, forces: bool) -> Result<Self> {
+        let plan = Plan::new(&model);
         Ok(PinetCpu {
-            plan: Plan::new(&model),
+            passes: stage::passes(plan.segments.len(), forces),
+            plan,
             model,
             pool: Arc::new(Pool::new(threads)?),
             forces,
             batch: Batch::default(),
             memory: Memory::default(),
             weights: Vec::new(),
+            kinds: Kinds::default(),
+            table: Vec::new(),
             slots: Vec::new(),
+            sum: Vec::new(),
             scratch: Vec::new(),
             local: Vec::new(),
+            passing: Vec::new(),
             share: Vec::new(),
         })
     }
@@ -100,230 +90,117 @@ impl<T: Real> PinetCpu<T> {
         self.pool.n_threads()
     }
 
-    /// Takes all blocks through a segment.
-    fn run(&mut self, s: usize, pass: Pass) {
-        let segment = &self.plan.segments[s];
+    /// Takes all groups through a pass: each on its own where groups are whole structures, else stage by stage.
+    fn run(&mut self, pass: usize, out: &mut PinetPrediction, seeds: Option<&PinetSeeds>) {
         let (groups, threads) = (self.batch.n_groups(), self.pool.n_threads());
         let scratch_len = self.batch.most_rows() * self.plan.scratch;
         self.scratch.resize(self.scratch.len().max(threads * scratch_len), T::ZERO);
         let local_len = self.memory.local_len();
         self.local.resize(self.local.len().max(threads * local_len), T::ZERO);
-        let slot_len = if pass == Pass::Adjoint { segment.slot } else { 0 };
-        self.slots.clear();
-        self.slots.resize(groups * slot_len, T::ZERO);
-        let mut de_e = std::mem::take(&mut self.batch.de_e);
-        let mut de_directions: Vec<Vec<T>> =
-            self.batch.directions.iter_mut().map(|d| std::mem::take(&mut d.de)).collect();
-        {
-            let parts = Parts::new(&mut de_e);
-            let direction_parts: Vec<Parts<T>> = de_directions.iter_mut().map(|d| Parts::new(d)).collect();
-            let (scratch, slots) = (Parts::new(&mut self.scratch), Parts::new(&mut self.slots));
-            let local = Parts::new(&mut self.local);
-            let mem = self.memory.share(&self.plan.shapes);
-            let (batch, weights, forces) = (&self.batch, &self.weights[..], self.forces);
+        let region_pairs = self.batch.region_pairs();
+        let region_len = if self.forces { region_pairs * self.memory.passing_width() } else { 0 };
+        let regions = if self.batch.closed { threads } else { 1 };
+        self.passing.resize(self.passing.len().max(regions * region_len), T::ZERO);
+        self.slots.resize(groups * self.plan.slots, T::ZERO);
+        let de_d = Parts::new(&mut self.batch.de_d);
+        let de_e = Parts::new(&mut self.batch.de_e);
+        let mut directions = self.batch.directions.iter_mut();
+        let mut direction = || Parts::new(directions.next().map_or(&mut [], |d| &mut d.de[..]));
+        let work = Work {
+            de_d,
+            de_e,
+            de_directions: [direction(), direction()],
+            plan: &self.plan,
+            batch: &self.batch,
+            mem: self.memory.share(&self.plan.shapes),
+            weights: &self.weights,
+            kinds: &self.table,
+            local: Parts::new(&mut self.local),
+            local_len,
+            passing: Parts::new(&mut self.passing),
+            region_pairs,
+            region_len,
+            scratch: Parts::new(&mut self.scratch),
+            scratch_len,
+            slots: Parts::new(&mut self.slots),
+            forces: self.forces,
+            pool: self.model.options.out_pool,
+            seeds,
+            out: Results::new(out, &mut self.share),
+        };
+        let stages = &self.passes[pass];
+        if self.batch.closed {
             self.pool.run_on_threads(groups, |thread, g| {
-                let blocks = if segment.rows == Rows::Pair { batch.group(g) } else { batch.atom_group(g) };
-                for block in blocks {
-                    let mut task = Task {
-                        mem: &mem,
-                        weights,
-                        batch,
-                        block,
-                        de_e: &parts,
-                        de_directions: &direction_parts,
-                        local: &local,
-                        local_start: thread * local_len,
-                        // SAFETY: every thread has its own part and runs one task at a time.
-                        scratch: unsafe { scratch.part(thread * scratch_len, scratch_len) },
-                        // SAFETY: every group has its own part, and one task.
-                        slot: unsafe { slots.part(g * slot_len, slot_len) },
-                        forces,
-                        again: false,
-                    };
-                    pass.run(segment, &mut task);
-                }
+                stages.iter().for_each(|&stage| work.run(stage, thread, g));
+            });
+        } else {
+            for &stage in stages {
+                self.pool.run_on_threads(groups, |thread, g| work.run(stage, thread, g));
+            }
+        }
+    }
+
+    fn first_pass(&mut self, out: &mut PinetPrediction, params: &[f64], frames: &[&PinetFrame]) {
+        assert_eq!(params.len(), self.model.n_params(), "parameters of this network");
+        let (plan, n_types) = (&self.plan, self.model.options.atom_types.len());
+        self.batch.fill(frames, &plan.sizes, (n_types, plan.n_basis), self.forces, &self.pool);
+        let most = self.batch.most_rows();
+        let (atoms, structures) = (self.batch.n_atoms(), frames.len());
+        self.memory.resize(&plan.shapes, atoms, self.batch.n_pairs(), most);
+        weights::pack(&mut self.weights, plan, params, &self.pool);
+        if plan.n_kinds > 0 {
+            let pi = &self.model.blocks[0].pi;
+            self.kinds.evaluate(&mut self.table, params, pi, plan.n_kinds, plan.n_basis);
+        }
+        out.atomic.resize(atoms, 0.0);
+        out.energy.resize(structures, 0.0);
+        self.share.resize(atoms, 0.0);
+        out.force.resize(if self.forces { 3 * atoms } else { 0 }, 0.0);
+        out.stress.resize(if self.forces { structures } else { 0 }, [0.0; 9]);
+        self.run(0, out, None);
+    }
+
+    fn second_pass(&mut self, grad: &mut [f64], params: &[f64], frames: &[&PinetFrame], seeds: &PinetSeeds) {
+        assert_eq!(grad.len(), params.len(), "a gradient for every parameter");
+        assert_eq!(frames.len(), self.batch.n_structures(), "the batch that was evaluated");
+        if self.forces {
+            // The direction in which forces and stress are wanted: u = -dL/dF, and the strain of dL/dstress.
+            self.batch.set_tangents(self.plan.n_basis, &self.pool, |s, i, j, d| {
+                let strain = &seeds.dl_stress[s];
+                [0, 1, 2].map(|k| {
+                    let turned = strain[k] * d[0] + strain[3 + k] * d[1] + strain[6 + k] * d[2];
+                    seeds.dl_force[3 * i + k] - seeds.dl_force[3 * j + k] + turned
+                })
             });
         }
-        self.batch.de_e = de_e;
-        for (direction, de) in self.batch.directions.iter_mut().zip(de_directions) {
-            direction.de = de;
-        }
+        self.run(1, &mut PinetPrediction::default(), Some(seeds));
+        self.deliver(grad, params);
     }
 
-    /// Writes a matrix of atoms from the calling thread.
-    fn set(&mut self, buf: Buf, plane: Plane, value: impl Fn(usize) -> T) {
-        let n = self.batch.n_atoms() * self.plan.shapes[buf.0].width;
-        let mem = self.memory.share(&self.plan.shapes);
-        // SAFETY: no task runs.
-        let data = unsafe { mem.rows_mut(buf, plane, 0..self.batch.n_atoms()) };
-        (0..n).for_each(|k| data[k] = value(k));
-    }
-
-    /// The one-hot rows, which never change.
-    fn set_input(&mut self) {
-        let (input, width) = (self.plan.input, self.plan.shapes[self.plan.input.0].width);
-        let columns = std::mem::take(&mut self.batch.columns);
-        let n = columns.len();
-        let mem = self.memory.share(&self.plan.shapes);
-        // SAFETY: no task runs.
-        let (value, dot) =
-            unsafe { (mem.rows_mut(input, Plane::Value, 0..n), mem.rows_mut(input, Plane::Dot, 0..n)) };
-        value.fill(T::ZERO);
-        dot.fill(T::ZERO);
-        for (i, column) in columns.iter().enumerate() {
-            if let Some(c) = column {
-                value[i * width + *c as usize] = T::ONE;
-            }
-        }
-        self.batch.columns = columns;
-    }
-
-    /// Adds up the outputs of the blocks, and the energies of structures.
-    fn collect_outputs(&mut self, out: &mut PinetPrediction) {
-        let n = self.batch.n_atoms();
-        out.atomic.clear();
-        out.atomic.resize(n, 0.0);
-        let mem = self.memory.share(&self.plan.shapes);
-        for &output in &self.plan.outputs {
-            let values = mem.rows(output, Plane::Value, 0..n);
-            out.atomic.iter_mut().zip(values).for_each(|(sum, x)| *sum += x.to_f64());
-        }
-        out.energy.clear();
-        self.share.clear();
-        for s in 0..self.batch.n_structures() {
-            let atoms = self.batch.first_atom[s]..self.batch.first_atom[s + 1];
-            out.energy.push(pool(&mut self.share, &out.atomic[atoms], self.model.options.out_pool));
-        }
-    }
-
-    /// Forces and stress from what the reverse pass left.
-    fn collect_forces(&mut self, out: &mut PinetPrediction) {
-        let n_basis = self.plan.n_basis;
-        let mut de_d = std::mem::take(&mut self.batch.de_d);
-        let (parts, batch) = (Parts::new(&mut de_d), &self.batch);
-        self.pool.run(batch.n_groups(), |g| {
-            for block in batch.group(g) {
-                // SAFETY: pairs of the group's own blocks.
-                let de_d = unsafe { parts.part(block.pairs.start, block.pairs.len()) };
-                de_d.iter_mut()
-                    .zip(block.pairs.clone())
-                    .for_each(|(de, p)| *de = batch.pair_gradient(p, n_basis));
+    /// Adds the groups' parts of the gradient.
+    fn deliver(&mut self, grad: &mut [f64], params: &[f64]) {
+        let n = self.plan.slots;
+        self.sum.resize(n, 0.0);
+        let (sum, slots) = (Parts::new(&mut self.sum), &self.slots);
+        self.pool.run(n.div_ceil(SUM_CHUNK), |k| {
+            let range = k * SUM_CHUNK..n.min((k + 1) * SUM_CHUNK);
+            // SAFETY: tasks are disjoint ranges.
+            let sum = unsafe { sum.part(range.start, range.len()) };
+            sum.fill(0.0);
+            for slot in slots.chunks_exact(n) {
+                sum.iter_mut().zip(&slot[range.clone()]).for_each(|(sum, x)| *sum += x.to_f64());
             }
         });
-        out.force.clear();
-        out.force.resize(3 * batch.n_atoms(), 0.0);
-        let forces = Parts::new(&mut out.force);
-        let de_d_ref = &de_d;
-        self.pool.run(batch.n_groups(), |g| {
-            for i in batch.group(g).iter().flat_map(|block| block.atoms.clone()) {
-                // SAFETY: atoms of the group's own blocks.
-                let force = unsafe { forces.part(3 * i, 3) };
-                batch.pairs_of(i).for_each(|p| (0..3).for_each(|k| force[k] += de_d_ref[p][k]));
-                let to = batch.pairs_to(i).iter();
-                to.for_each(|&p| (0..3).for_each(|k| force[k] -= de_d_ref[p as usize][k]));
-            }
-        });
-        out.stress.clear();
-        for s in 0..batch.n_structures() {
-            let pairs =
-                batch.start[batch.first_atom[s]] as usize..batch.start[batch.first_atom[s + 1]] as usize;
-            let mut stress = [0.0; 9];
-            for p in pairs {
-                let (d, de) = (&batch.d[p], &de_d[p]);
-                (0..9).for_each(|k| stress[k] += d[k / 3] * de[k % 3]);
-            }
-            out.stress.push(stress);
-        }
-        self.batch.de_d = de_d;
-    }
-
-    /// The direction in which forces and stress are wanted: u = -dL/dF, and the strain of dL/dstress.
-    fn set_tangents(&mut self, seeds: &PinetSeeds) {
-        let n_basis = self.plan.n_basis;
-        let mut structure = vec![0u32; self.batch.n_atoms()];
-        for s in 0..self.batch.n_structures() {
-            structure[self.batch.first_atom[s]..self.batch.first_atom[s + 1]].fill(s as u32);
-        }
-        let (i, j, d) = (
-            std::mem::take(&mut self.batch.i),
-            std::mem::take(&mut self.batch.j),
-            std::mem::take(&mut self.batch.d),
-        );
-        self.batch.set_tangents(n_basis, &d, |p| {
-            let (i, j) = (i[p] as usize, j[p] as usize);
-            let strain = &seeds.dl_stress[structure[i] as usize];
-            [0, 1, 2].map(|k| {
-                let turned = strain[k] * d[p][0] + strain[3 + k] * d[p][1] + strain[6 + k] * d[p][2];
-                seeds.dl_force[3 * i + k] - seeds.dl_force[3 * j + k] + turned
-            })
-        });
-        (self.batch.i, self.batch.j, self.batch.d) = (i, j, d);
-    }
-
-    /// Adds the groups' parts of a segment's gradient.
-    fn deliver(&self, grad: &mut [f64], segment: &Segment) {
-        if segment.slot == 0 {
-            return;
-        }
-        let mut sum = vec![0.0; segment.slot];
-        for slot in self.slots.chunks_exact(segment.slot) {
-            sum.iter_mut().zip(slot).for_each(|(sum, x)| *sum += x.to_f64());
-        }
-        segment.layers().for_each(|layer| weights::deliver_add(grad, layer, &sum));
-    }
-}
-
-impl<T: Real> PinetCpu<T> {
-    fn first_pass(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
-        assert_eq!(params.len(), self.model.n_params(), "parameters of this network");
-        self.batch.fill(batch, &self.plan.sizes, self.forces);
-        let most = self.batch.most_rows();
-        self.memory.resize(&self.plan.shapes, self.batch.n_atoms(), self.batch.n_pairs(), most);
-        weights::pack(&mut self.weights, &self.plan, params);
-        self.set_input();
-        for s in 0..self.plan.segments.len() {
-            self.run(s, Pass::Forward);
-        }
-        self.collect_outputs(out);
-        out.force.clear();
-        out.stress.clear();
-        if self.forces {
-            self.memory.clear_de();
-            let share = std::mem::take(&mut self.share);
-            for k in 0..self.plan.outputs.len() {
-                self.set(self.plan.outputs[k], Plane::De, |i| T::from_f64(share[i]));
-            }
-            self.share = share;
-            for s in (0..self.plan.segments.len()).rev() {
-                self.run(s, Pass::Reverse);
-            }
-            self.collect_forces(out);
-        }
-    }
-
-    fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&PinetFrame], seeds: &PinetSeeds) {
-        assert_eq!(grad.len(), params.len(), "a gradient for every parameter");
-        assert_eq!(batch.len(), self.batch.n_structures(), "the batch that was evaluated");
         grad.fill(0.0);
-        if self.forces {
-            self.set_tangents(seeds);
-            for s in 0..self.plan.segments.len() {
-                self.run(s, Pass::Tangent);
-            }
+        for segment in &self.plan.segments {
+            let sum = &self.sum[segment.first_slot..][..segment.slot];
+            segment.layers().for_each(|layer| weights::deliver_add(grad, layer, sum));
         }
-        self.memory.clear_dl();
-        let mut dl = seeds.dl_atomic.clone();
-        for s in 0..self.batch.n_structures() {
-            for i in self.batch.first_atom[s]..self.batch.first_atom[s + 1] {
-                dl[i] += seeds.dl_energy[s] * self.share[i];
-            }
-        }
-        for k in 0..self.plan.outputs.len() {
-            self.set(self.plan.outputs[k], Plane::Dl, |i| T::from_f64(dl[i]));
-        }
-        for s in (0..self.plan.segments.len()).rev() {
-            self.run(s, Pass::Adjoint);
-            self.deliver(grad, &self.plan.segments[s]);
+        if self.plan.n_kinds > 0 {
+            let (pi, plan) = (&self.model.blocks[0].pi, &self.plan);
+            let rows = plan.n_kinds * plan.n_kinds * pi.last().map_or(0, |layer| layer.n_out);
+            let dl = &self.sum[n - rows..];
+            self.kinds.deliver_add(grad, params, pi, dl, plan.n_kinds, plan.n_basis);
         }
     }
 }

@@ -19,25 +19,32 @@ fn whole<T: Real>(t: &Task<T>, buf: Buf) -> View {
 
 /// Rows of u_i + v_j in a plane, into the same plane of y.
 fn gather<T: Real>(t: &Task<T>, u: Buf, v: Buf, y: Buf, plane: Plane) {
-    let pairs = t.block.pairs.clone();
-    let (i, j) = (&t.batch.i[pairs.clone()], &t.batch.j[pairs]);
+    let (i, j) = t.ends();
     add_gathered(t.own_mut(y, plane), t.whole(u, plane), t.whole(v, plane), i, j, t.mem.width(y));
 }
 
 /// y = act(u_i + v_j)
 pub fn input_forward<T: Real>(t: &Task<T>, u: Buf, v: Buf, y: Buf, act: Act) {
-    gather(t, u, v, y, Value);
     let out = t.own_mut(y, Value);
+    if act == Act::Tanh {
+        let (i, j) = t.ends();
+        return tanh_gathered(out, t.whole(u, Value), t.whole(v, Value), i, j, t.mem.width(y));
+    }
+    gather(t, u, v, y, Value);
     match act {
         Act::Linear => {}
-        Act::Tanh => tanh_all(out),
         act => jets(out, t.own_mut(y, Slope), t.own_mut(y, Curve), act),
     }
 }
 
 pub fn input_tangent<T: Real>(t: &Task<T>, u: Buf, v: Buf, y: Buf, act: Act) {
-    gather(t, u, v, y, Dot);
     let dot = t.own_mut(y, Dot);
+    if act == Act::Tanh {
+        let (i, j) = t.ends();
+        let (u, v) = (t.whole(u, Dot), t.whole(v, Dot));
+        return tanh_slope_gathered(dot, t.own(y, Value), u, v, i, j, t.mem.width(y));
+    }
+    gather(t, u, v, y, Dot);
     let n = dot.len();
     activation_tangent(t, dot, whole(t, y), act, 0..n);
 }
@@ -64,9 +71,9 @@ pub fn input_reverse<T: Real>(t: &Task<T>, u: Buf, y: Buf, z: Buf, act: Act) {
     to_first(t, z, u, De);
 }
 
-pub fn input_adjoint<T: Real>(t: &mut Task<T>, u: Buf, y: Buf, z: Buf, act: Act, still: bool) {
+pub fn input_adjoint<T: Real>(t: &mut Task<T>, u: Buf, y: Buf, z: Buf, act: Act) {
     let dl_z = t.own_mut(z, Dl);
-    if t.forces && !still {
+    if t.forces {
         let scratch = std::mem::take(&mut t.scratch);
         let view = whole(t, y);
         both_before_activation(t, dl_z, &mut scratch[..], view, Grid::new(t, view, 1), act);

@@ -40,15 +40,14 @@ pub struct Layer {
 pub enum Op {
     /// y = act(x W + b) on `parts` rows for each atom or pair. `constant`: nothing is passed back to x.
     Dense { x: View, y: View, layer: Layer, parts: usize, constant: bool },
-    /// y = act(u_i + v_j); `z` keeps dE and dL before the activation. `still`: it does not depend on positions, so
-    /// that neither changes nor dE are needed.
-    PairInput { u: Buf, v: Buf, y: Buf, z: Buf, act: Act, still: bool },
+    /// y = act(u_i + v_j); `z` keeps dE and dL before the activation.
+    PairInput { u: Buf, v: Buf, y: Buf, z: Buf, act: Act },
     /// y_c = sum_b w_(b c) e_b
     Contract { w: Buf, y: Buf, n_basis: usize },
     /// Both at once, with the tanh between them: w = tanh(x W + b), y_c = sum_b w_(b c) e_b
-    ///
-    /// `still`: x does not depend on positions.
-    Radial { x: View, w: Buf, y: Buf, layer: Layer, n_basis: usize, still: bool },
+    Radial { x: View, w: Buf, y: Buf, layer: Layer, n_basis: usize },
+    /// The first block, where w depends on the elements of a pair alone: y_c = sum_b w_(kind b c) e_b ([`super::kinds`])
+    Kinds { y: Buf, n_basis: usize },
     /// y_i = sum of the pairs of i
     Sum { x: Buf, y: Buf },
     /// y_i = sum over pairs of (p_j + a_i + d) s, with directions d of one size
@@ -60,7 +59,7 @@ pub enum Op {
     /// y = q u, one u for all components
     Scale { q: Buf, u: View, y: Buf, size: usize },
     /// Brings adjoints of pairs back to their second atom: v of [`Op::PairInput`].
-    SpreadInput { v: Buf, z: Buf, still: bool },
+    SpreadInput { v: Buf, z: Buf },
     /// The same for p of [`Op::Turn`].
     SpreadTurn { p: Buf, s: View, y: Buf, size: usize },
 }
@@ -70,7 +69,8 @@ pub enum Op {
 pub struct Segment {
     pub rows: Rows,
     pub ops: Vec<Op>,
-    /// Length of its part of the gradient.
+    /// Its part of the gradient: where it starts, and its length.
+    pub first_slot: usize,
     pub slot: usize,
 }
 
@@ -90,14 +90,22 @@ pub struct Plan {
     pub packed: usize,
     /// The widest scratch that an operation needs, in numbers for each row.
     pub scratch: usize,
+    /// Kinds of elements where [`Op::Kinds`] is used, the unknown one among them; their part of the gradient is the
+    /// last one.
+    pub n_kinds: usize,
+    /// Length of the gradient in pieces, that of kinds included.
+    pub slots: usize,
 }
+
+/// Pairs of kinds that are worth a table.
+const MOST_KINDS: usize = 300;
 
 impl Plan {
     pub fn new(model: &PinetModel) -> Self {
         Self::build(model, true)
     }
 
-    /// The same without [`Op::Radial`] and without operations that leave out what is zero.
+    /// The same without [`Op::Radial`] and [`Op::Kinds`].
     pub fn plain(model: &PinetModel) -> Self {
         Self::build(model, false)
     }
@@ -123,8 +131,10 @@ struct Builder {
     spread: Vec<Op>,
     outputs: Vec<Buf>,
     n_basis: usize,
-    /// Whether operations are joined into [`Op::Radial`].
+    /// Whether there may be [`Op::Radial`] and [`Op::Kinds`].
     fuses: bool,
+    n_kinds: usize,
+    first_slot: usize,
     packed: usize,
     slot: usize,
     scratch: usize,
@@ -137,7 +147,7 @@ fn needs_jets(act: Act) -> bool {
 
 impl Builder {
     fn buffer(&mut self, rows: Rows, width: usize, jets: bool) -> Buf {
-        self.shapes.push(Shape { rows, width, jets, shared: false });
+        self.shapes.push(Shape { rows, width, jets, shared: false, keeps_de: true });
         Buf(self.shapes.len() - 1)
     }
 
@@ -201,19 +211,33 @@ impl Builder {
     /// Ends the segments of atoms and of pairs in hand.
     fn end_atoms(&mut self) {
         self.atoms.append(&mut self.spread);
-        let segment = Segment { rows: Rows::Atom, ops: std::mem::take(&mut self.atoms), slot: self.slot };
-        self.segments.push(segment);
+        let ops = std::mem::take(&mut self.atoms);
+        self.end(Rows::Atom, ops);
+    }
+
+    fn end(&mut self, rows: Rows, ops: Vec<Op>) {
+        self.segments.push(Segment { rows, ops, first_slot: self.first_slot, slot: self.slot });
+        self.first_slot += self.slot;
         self.slot = 0;
     }
 
     fn end_pairs(&mut self) {
-        let segment = Segment { rows: Rows::Pair, ops: std::mem::take(&mut self.pairs), slot: self.slot };
-        self.segments.push(segment);
-        self.slot = 0;
+        let ops = std::mem::take(&mut self.pairs);
+        self.end(Rows::Pair, ops);
     }
 
     /// II(PI(q)) of pairs; ends the segment of atoms that gives U and V.
     fn interactions(&mut self, block: &Block, q: View) -> View {
+        let kinds = self.shapes[0].width + 1;
+        if self.fuses && q.buf.0 == 0 && kinds * kinds <= MOST_KINDS {
+            self.n_kinds = kinds;
+            self.end_atoms();
+            let n_out = block.pi.last().expect("pi_nodes is not empty").n_out;
+            let y = self.buffer(Rows::Pair, n_out / self.n_basis, false);
+            self.push(Rows::Pair, Op::Kinds { y, n_basis: self.n_basis });
+            let y = self.all(y);
+            return self.chain(y, &block.ii);
+        }
         let (first, rest) = block.pi.split_first().expect("pi_nodes is not empty");
         let radial = if rest.is_empty() { self.n_basis } else { 1 };
         let [u, v, z] =
@@ -225,12 +249,10 @@ impl Builder {
             self.push(Rows::Atom, Op::Dense { x: q, y, layer, parts: 1, constant: q.buf.0 == 0 });
         }
         self.shapes[z.0].shared = true;
-        // In the first block pairs of atoms know elements only, up to where radial functions come in.
-        let still = self.fuses && q.buf.0 == 0 && matches!(rest, [last] if last.act == Act::Tanh);
-        self.spread.push(Op::SpreadInput { v, z, still });
+        self.spread.push(Op::SpreadInput { v, z });
         self.end_atoms();
         let y = self.buffer(Rows::Pair, first.n_out, needs_jets(first.act));
-        self.push(Rows::Pair, Op::PairInput { u, v, y, z, act: first.act, still });
+        self.push(Rows::Pair, Op::PairInput { u, v, y, z, act: first.act });
         let mut w = self.all(y);
         let (last, hidden) = match rest.split_last() {
             Some((last, hidden)) => (Some(last), hidden),
@@ -243,7 +265,8 @@ impl Builder {
                 let i = self.buffer(Rows::Pair, channels(dense.n_out, self.n_basis), false);
                 let (x, to) = (w, self.buffer(Rows::Pair, dense.n_out, false));
                 let layer = self.layer(dense, 0, dense.n_in, true, self.n_basis);
-                self.push(Rows::Pair, Op::Radial { x, w: to, y: i, layer, n_basis: self.n_basis, still });
+                self.shapes[to.0].keeps_de = false;
+                self.push(Rows::Pair, Op::Radial { x, w: to, y: i, layer, n_basis: self.n_basis });
                 i
             }
             _ => {
@@ -251,6 +274,7 @@ impl Builder {
                     w = self.dense(w, dense, self.n_basis);
                 }
                 let i = self.buffer(Rows::Pair, channels(w.width, self.n_basis), false);
+                self.shapes[w.buf.0].keeps_de = false;
                 self.push(Rows::Pair, Op::Contract { w: w.buf, y: i, n_basis: self.n_basis });
                 i
             }
@@ -262,6 +286,7 @@ impl Builder {
     /// Sums interactions over neighbours and ends the segment of pairs.
     fn sum(&mut self, i: View) -> View {
         let n = self.buffer(Rows::Atom, i.width, false);
+        self.shapes[i.buf.0].keeps_de = false;
         self.push(Rows::Pair, Op::Sum { x: i.buf, y: n });
         self.end_pairs();
         self.all(n)
@@ -440,6 +465,9 @@ impl Builder {
             n_basis: self.n_basis,
             packed: self.packed,
             scratch: self.scratch,
+            n_kinds: self.n_kinds,
+            slots: self.first_slot
+                + self.n_kinds * self.n_kinds * model.blocks[0].pi.last().map_or(0, |l| l.n_out),
         }
     }
 }

@@ -7,10 +7,21 @@ use crate::engine::cpu::pool::Parts;
 use crate::engine::cpu::real::Real;
 use std::ops::Range;
 
+/// Memory for the changes of some pairs, plane after plane.
+pub struct Region<'a, T> {
+    pub data: &'a Parts<T>,
+    pub start: usize,
+    /// The pair that the rows start with, and how many there may be.
+    pub first_pair: usize,
+    pub pairs: usize,
+}
+
 /// One block in one segment.
 pub struct Task<'a, T> {
     pub mem: &'a Shared<'a, T>,
     pub weights: &'a [T],
+    /// Pair layers of the first block for every kind of pair ([`super::kinds`]).
+    pub kinds: &'a [T],
     pub batch: &'a Batch<T>,
     pub block: &'a Block,
     /// dE by the radial functions, and by the directions of each size: pairs of this block are the task's own.
@@ -19,12 +30,14 @@ pub struct Task<'a, T> {
     /// Memory of all threads, and where that of this one starts.
     pub local: &'a Parts<T>,
     pub local_start: usize,
+    pub region: Region<'a, T>,
     pub scratch: &'a mut [T],
-    /// The group's part of the gradient.
+    /// The group's part of the segment's gradient, and of that by kinds.
     pub slot: &'a mut [T],
+    pub kind_slot: &'a mut [T],
     /// Whether tangents and dE are there.
     pub forces: bool,
-    /// Whether changes and adjoints of pairs are computed a second time: what they add to atoms is there already.
+    /// Whether those dE of pairs that are not kept are computed a second time: what they add to atoms is there already.
     pub again: bool,
 }
 
@@ -37,8 +50,20 @@ impl<'a, T: Real> Task<'a, T> {
         }
     }
 
+    /// Where the block's own rows lie in the region, if they do.
+    fn in_region(&self, buf: Buf, plane: Plane) -> Option<(usize, usize)> {
+        let (before, width) = self.mem.passing(buf, plane)?;
+        let (region, pairs) = (&self.region, &self.block.pairs);
+        let row = pairs.start - region.first_pair;
+        Some((region.start + before * region.pairs + row * width, pairs.len() * width))
+    }
+
     /// The block's own rows.
     pub fn own(&self, buf: Buf, plane: Plane) -> &'a [T] {
+        if let Some((start, len)) = self.in_region(buf, plane) {
+            // SAFETY: rows of this block; nobody writes them while they are read.
+            return unsafe { self.region.data.part(start, len) };
+        }
         if let Some((start, len)) = self.mem.local(buf, plane, self.block.pairs.len()) {
             // SAFETY: memory of this thread; nobody writes these rows while they are read.
             return unsafe { self.local.part(self.local_start + start, len) };
@@ -49,6 +74,11 @@ impl<'a, T: Real> Task<'a, T> {
     /// The block's own rows to write.
     #[allow(clippy::mut_from_ref)]
     pub fn own_mut(&self, buf: Buf, plane: Plane) -> &'a mut [T] {
+        if let Some((start, len)) = self.in_region(buf, plane) {
+            // SAFETY: rows of this block, which one task at a time has; no operation asks for the same matrix and plane
+            // twice at once.
+            return unsafe { self.region.data.part(start, len) };
+        }
         if let Some((start, len)) = self.mem.local(buf, plane, self.block.pairs.len()) {
             // SAFETY: memory of this thread; no operation asks for the same matrix and plane twice at once.
             return unsafe { self.local.part(self.local_start + start, len) };
@@ -77,6 +107,12 @@ impl<'a, T: Real> Task<'a, T> {
 
     pub fn b(&self, layer: &Layer) -> Option<&'a [T]> {
         layer.b.map(|_| &self.weights[layer.packed[2]..][..layer.n_out])
+    }
+
+    /// First and second atom of the block's pairs.
+    pub fn ends(&self) -> (&'a [u32], &'a [u32]) {
+        let pairs = self.block.pairs.clone();
+        (&self.batch.i[pairs.clone()], &self.batch.j[pairs])
     }
 
     /// Radial functions of the block's pairs among those of all.

@@ -2,6 +2,7 @@
 
 use super::plan::{Layer, Op, Plan, Segment};
 use crate::engine::cpu::dense::transpose;
+use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
 
 impl Segment {
@@ -21,24 +22,31 @@ pub fn column(layer: &Layer, k: usize) -> usize {
 }
 
 /// Casts, reorders and transposes the parameters of all layers.
-pub fn pack<T: Real>(packed: &mut Vec<T>, plan: &Plan, params: &[f64]) {
+pub fn pack<T: Real>(packed: &mut Vec<T>, plan: &Plan, params: &[f64], pool: &Pool) {
     packed.resize(plan.packed, T::ZERO);
-    for layer in plan.segments.iter().flat_map(|segment| segment.layers()) {
-        let (n_in, n_out) = (layer.n_in, layer.n_out);
-        let (w, rest) = packed[layer.packed[0]..].split_at_mut(n_in * n_out);
-        let (w_transposed, b) = rest.split_at_mut(n_in * n_out);
-        let given = &params[layer.w..layer.w + n_in * n_out];
-        for (row, given) in w.chunks_exact_mut(n_out).zip(given.chunks_exact(n_out)) {
-            for (k, x) in row.iter_mut().enumerate() {
-                *x = T::from_f64(given[column(layer, k)]);
-            }
+    let parts = Parts::new(packed);
+    pool.run(plan.segments.len(), |s| {
+        for layer in plan.segments[s].layers() {
+            // SAFETY: layers have places of their own.
+            let packed = unsafe { parts.part(layer.packed[0], 2 * layer.n_in * layer.n_out + layer.n_out) };
+            pack_layer(packed, layer, params);
         }
-        transpose(w_transposed, w, n_in, n_out);
-        if let Some(from) = layer.b {
-            for (k, x) in b[..n_out].iter_mut().enumerate() {
-                *x = T::from_f64(params[from + column(layer, k)]);
-            }
-        }
+    });
+}
+
+fn pack_layer<T: Real>(packed: &mut [T], layer: &Layer, params: &[f64]) {
+    let (n_in, n_out) = (layer.n_in, layer.n_out);
+    let (w, rest) = packed.split_at_mut(n_in * n_out);
+    let (w_transposed, b) = rest.split_at_mut(n_in * n_out);
+    let copy = |to: &mut [T], from: &[f64]| match layer.radial {
+        1 => to.iter_mut().zip(from).for_each(|(x, y)| *x = T::from_f64(*y)),
+        _ => to.iter_mut().enumerate().for_each(|(k, x)| *x = T::from_f64(from[column(layer, k)])),
+    };
+    let given = params[layer.w..layer.w + n_in * n_out].chunks_exact(n_out);
+    w.chunks_exact_mut(n_out).zip(given).for_each(|(row, given)| copy(row, given));
+    transpose(w_transposed, w, n_in, n_out);
+    if let Some(from) = layer.b {
+        copy(b, &params[from..from + n_out]);
     }
 }
 

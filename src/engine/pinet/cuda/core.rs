@@ -4,6 +4,7 @@ use super::layout::{self, Entry, Status, TURN_HEADER, Turn, VALUES};
 use super::shape::{Call, Class, Common, Reads, STATUS_BYTES, Shape, turn_bytes};
 use super::store::Store;
 use crate::Result;
+use crate::engine::cpu::pool::Pool;
 use crate::engine::cuda::Device;
 use crate::engine::cuda::device::{Buffer, arguments};
 use crate::engine::pinet::cpu::plan::Plan;
@@ -103,8 +104,8 @@ impl Core {
             params: zeros(8 * n_params, "parameters")?,
             first_moment: zeros(8 * n_params, "moments")?,
             second_moment: zeros(8 * n_params, "moments")?,
-            grad: zeros(8 * n_params, "the gradient")?,
-            turn: zeros(turn_bytes(64), "a batch")?,
+            grad: zeros(8 * (n_params + 1), "the gradient")?,
+            turn: zeros(turn_bytes(64, 4096), "a batch")?,
             n_params,
             n_variables,
             n_packed: map.len(),
@@ -139,9 +140,10 @@ impl Core {
         if let Some(known) = self.shapes.get(&class) {
             return Ok(known.shape.clone());
         }
-        if self.turn.bytes() < turn_bytes(class.structures) {
+        if self.turn.bytes() < turn_bytes(class.structures, class.atoms) {
             self.forget()?;
-            self.turn = Buffer::zeroed(&self.device, turn_bytes(2 * class.structures), "a batch")?;
+            let bytes = turn_bytes(2 * class.structures, 2 * class.atoms);
+            self.turn = Buffer::zeroed(&self.device, bytes, "a batch")?;
         }
         let bytes = self.lay_out(class, 0).bytes;
         if self.memory.bytes() < bytes {
@@ -261,8 +263,21 @@ impl Core {
         let sources = self.known(shape).sources.ptr();
         let (grad, params, n) = (self.grad.ptr(), self.params.ptr(), self.n_params as u32);
         let pull = self.pull.as_ref().map_or(0, Buffer::ptr);
-        let grid = self.n_params.div_ceil(32);
-        self.device.launch("reduce", grid, 256, 0, arguments![grad, sources, params, pull, n])
+        let (grid, turn) = ((self.n_params + 1).div_ceil(32), self.turn.ptr());
+        self.device.launch("reduce", grid, 256, 0, arguments![grad, sources, params, pull, n, turn])
+    }
+
+    /// Makes the mean of a gradient that was added up over ranks.
+    pub fn mean(&self) -> Result<()> {
+        let (grad, n) = (self.grad.ptr(), self.n_params as u32);
+        let (turn, status) = (self.turn.ptr(), self.status.ptr());
+        self.device.launch(
+            "mean",
+            (self.n_params + 1).div_ceil(256),
+            256,
+            0,
+            arguments![grad, n, turn, status],
+        )
     }
 
     /// Cuts the gradient down and takes a step with it.
@@ -317,12 +332,14 @@ impl Core {
 fn packed_map(plan: &Plan, n_params: usize) -> Vec<u32> {
     let numbers: Vec<f64> = (1..=n_params).map(|k| k as f64).collect();
     let mut packed: Vec<f64> = Vec::new();
-    weights::pack(&mut packed, plan, &numbers);
+    weights::pack(&mut packed, plan, &numbers, &Pool::serial());
     packed.into_iter().map(|k| k as u32).collect()
 }
 
 /// The turn of a batch as bytes; numbers of the optimiser are in `turn`.
-pub fn turn_of(turn: Turn, batch: &[Resident], bytes: &mut Vec<u8>) -> Class {
+///
+/// - chosen  the force components that count; `None`: all
+pub fn turn_of(turn: Turn, batch: &[Resident], chosen: Option<&[bool]>, bytes: &mut Vec<u8>) -> Class {
     let (mut atoms, mut pairs, mut counts) = (0, 0, [0.0; 4]);
     let mut entries: Vec<Entry> = Vec::with_capacity(batch.len());
     for s in batch {
@@ -337,7 +354,11 @@ pub fn turn_of(turn: Turn, batch: &[Resident], bytes: &mut Vec<u8>) -> Class {
         pairs += s.n_pairs;
         (0..4).for_each(|k| counts[k] += s.counts[k]);
     }
+    if let Some(chosen) = chosen {
+        counts[1] = chosen.iter().filter(|&&c| c).count() as f64;
+    }
     let turn = Turn {
+        chosen: chosen.map_or(0, |_| (TURN_HEADER + size_of_val(&entries[..])) as u32),
         divisor: counts.map(|n: f64| n.max(1.0)),
         n_structures: batch.len() as u32,
         n_atoms: atoms,
@@ -349,6 +370,10 @@ pub fn turn_of(turn: Turn, batch: &[Resident], bytes: &mut Vec<u8>) -> Class {
     unsafe {
         bytes.extend(std::slice::from_raw_parts((&raw const turn).cast::<u8>(), TURN_HEADER));
         bytes.extend(std::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val(&entries[..])));
+    }
+    for word in chosen.unwrap_or_default().chunks(32) {
+        let bits = word.iter().enumerate().map(|(k, &c)| u32::from(c) << k).sum::<u32>();
+        bytes.extend(bits.to_le_bytes());
     }
     Class::of(batch.len(), atoms as usize, pairs as usize)
 }

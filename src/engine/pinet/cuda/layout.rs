@@ -33,10 +33,16 @@ pub struct Turn {
     pub epsilon: f64,
     pub gain: [f64; 2],
     pub divisor: [f64; 4],
+    pub count: f64,
+    pub stop: f64,
     pub n_structures: u32,
     pub n_atoms: u32,
     pub n_pairs: u32,
     pub step: u32,
+    /// Terms whose seeds are left out: 1 energy, 2 force, 4 stress, 8 regulariser.
+    pub dropped: u32,
+    /// Where a bit for each force component tells whether it counts, in bytes from the start; 0: all count.
+    pub chosen: u32,
     pub entries: [Entry; 1],
 }
 
@@ -47,6 +53,7 @@ pub const TURN_HEADER: usize = std::mem::offset_of!(Turn, entries);
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Status {
     pub norm: f64,
+    pub stop: f64,
     pub bad_step: u32,
     pub unused: u32,
 }
@@ -173,6 +180,7 @@ pub fn act_number(act: Act) -> i32 {
         Act::Exponential => 9,
         Act::Mish => 10,
         Act::Linear => 11,
+        Act::HardSigmoid => 12,
     }
 }
 

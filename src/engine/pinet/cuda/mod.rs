@@ -55,7 +55,7 @@ impl PinetCuda {
             );
         }
         let mut bytes = Vec::new();
-        let class = turn_of(Turn::default(), &residents, &mut bytes);
+        let class = turn_of(Turn::default(), &residents, None, &mut bytes);
         let shape = core.shape(class)?;
         core.turn.write(0, &bytes)?;
         core.first_pass(&shape)?;

@@ -375,7 +375,7 @@ impl Builder<'_> {
                     of(["contract_forward", "contract_reverse", "contract_tangent", "contract_adjoint"]);
                 self.rows(pass, name, op, Rows::Pair, CONTRACT);
             }
-            Op::Radial { .. } => unreachable!("a plain plan joins no operations"),
+            Op::Radial { .. } | Op::Kinds { .. } => unreachable!("a plain plan joins no operations"),
             Op::Sum { x, y } => {
                 let op = layout::Op { x: self.whole(x), y: self.whole(y), ..none };
                 let name = of(["sum_forward", "sum_reverse", "sum_tangent", "sum_adjoint"]);
@@ -523,9 +523,9 @@ impl Builder<'_> {
     }
 }
 
-/// Bytes of a turn with so many structures.
-pub fn turn_bytes(structures: usize) -> usize {
-    TURN_HEADER + structures * size_of::<layout::Entry>()
+/// Bytes of a turn with so many structures and atoms.
+pub fn turn_bytes(structures: usize, atoms: usize) -> usize {
+    TURN_HEADER + structures * size_of::<layout::Entry>() + (3 * atoms).div_ceil(32) * 4
 }
 
 /// Bytes of the status.

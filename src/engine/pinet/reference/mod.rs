@@ -29,8 +29,9 @@ impl PinetReference {
     /// The tape of a structure with dE of everything, the shares of its atoms, and the energy.
     fn first_pass(&self, params: &[f64], frame: &PinetFrame) -> (Network, Vec<f64>, f64) {
         let mut net = network(&self.model, params, frame);
-        let mut share = Vec::new();
-        let energy = pool(&mut share, &net.tape.node(net.out).value, self.model.options.out_pool);
+        let out = &net.tape.node(net.out).value;
+        let mut share = vec![0.0; out.len()];
+        let energy = pool(&mut share, out, self.model.options.out_pool);
         if self.forces {
             net.tape.node_mut(net.out).de = share.clone();
             net.tape.backward_energy(params);

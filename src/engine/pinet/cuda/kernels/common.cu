@@ -32,16 +32,22 @@ struct Entry {
 struct Turn {
     double rate, epsilon, gain1, gain2;  // of Adam: corrected rate; 1 - beta
     double divisor[4];                   // of the means: energy, force, stress, dipole
+    double count, stop;                  // ranks whose gradients are added up; 1: this rank wishes to stop
     u32 n_structures, n_atoms, n_pairs, step;
-    Entry entries[1];                    // [n_structures]
+    u32 dropped, chosen;                 // terms that this step leaves out; where the chosen forces are told, 0: all count
+    Entry entries[1];                    // [n_structures], then a bit for each force component
 };
 
 // What the host reads back now and then.
 struct Status {
     double norm;      // of the last mean gradient before it was cut down
+    double stop;      // ranks that wished to stop at the last step
     u32 bad_step;     // 1 + the first step whose loss was not finite, 0: none
     u32 unused;
 };
+
+// Terms that a step can leave out: Turn::dropped.
+enum { DROP_ENERGY = 1, DROP_FORCE = 2, DROP_STRESS = 4, DROP_REGULARISER = 8 };
 
 // The planes of a matrix from some column on; null where absent.
 struct Mat {
@@ -146,7 +152,7 @@ __device__ __forceinline__ double block_sum(double x, double* scratch) {
 }
 
 // Activations: the numbers of layout.rs.
-enum { TANH, RELU, SOFTPLUS, SIGMOID, SWISH, ELU, SELU, GELU, SOFTSIGN, EXPONENTIAL, MISH, LINEAR };
+enum { TANH, RELU, SOFTPLUS, SIGMOID, SWISH, ELU, SELU, GELU, SOFTSIGN, EXPONENTIAL, MISH, LINEAR, HARD_SIGMOID };
 
 struct Jet { double f, d, dd; };
 
@@ -197,6 +203,9 @@ __device__ __noinline__ Jet other_jet(int act, double x) {
             double slope = dt * s.f, curve = ddt * s.f * s.f + dt * s.d;
             return {x * t, t + x * slope, 2 * slope + x * curve};
         }
+        case HARD_SIGMOID:
+            if (fabs(x) > 2.5) return {x > 0 ? 1.0 : 0.0, 0, 0};
+            return {0.2 * x + 0.5, 0.2, 0};
         default: return {x, 1, 0};
     }
 }

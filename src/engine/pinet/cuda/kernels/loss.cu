@@ -83,21 +83,25 @@ __device__ __forceinline__ void potential_loss(const Batch& b, u32 s, const Entr
     double label = from.head[E_LABEL], weight = from.head[E_WEIGHT], energy = b.energy[s];
     double on_e = error(sums + 3 * E, energy, label, per_atom ? none : weight, b.turn->divisor[0]);
     on_e += error(sums + 3 * E_PER_ATOM, energy / n, label / n, per_atom ? weight : none, b.turn->divisor[0]) / n;
-    if (lane == 0) b.dl_energy[s] = on_e;
+    u32 dropped = b.turn->dropped;
+    if (lane == 0) b.dl_energy[s] = dropped & DROP_ENERGY ? 0 : on_e;
     for (u32 a = lane; a < entry.n_atoms; a += 32) b.dl_atomic[entry.first_atom + a] = 0;
     if (!b.forces) return;
     bool on_force = b.counted >> F & 1, on_stress = b.counted >> S & 1;
     double part[3] = {};
+    const u32* chosen = b.turn->chosen ? (const u32*)((const char*)b.turn + b.turn->chosen) : nullptr;
     for (u32 k = lane; k < 3 * entry.n_atoms; k += 32) {
         size_t at = 3 * (size_t)entry.first_atom + k;
-        b.dl_force[at] = on_force ? error(part, b.force[at], from.force[k], from.force_weight[k], b.turn->divisor[1]) : 0;
+        bool counts = !chosen || chosen[at / 32] >> at % 32 & 1;
+        double seed = on_force ? error(part, b.force[at], from.force[k], counts ? from.force_weight[k] : none, b.turn->divisor[1]) : 0;
+        b.dl_force[at] = dropped & DROP_FORCE ? 0 : seed;
     }
     for (int k = 0; k < 3; k++) sums[3 * F + k] = warp_sum(part[k]);
     for (int k = 0; k < 3; k++) part[k] = 0;
     if (lane < 9) {
         double volume = from.head[VOLUME], seed = 0;
         if (on_stress) seed = error(part, b.stress[9 * s + lane] / volume, from.head[S_LABEL + lane], b.s_weight, b.turn->divisor[2]) / volume;
-        b.dl_stress[9 * s + lane] = seed;
+        b.dl_stress[9 * s + lane] = dropped & DROP_STRESS ? 0 : seed;
     }
     for (int k = 0; k < 3; k++) sums[3 * S + k] = warp_sum(part[k]);
 }

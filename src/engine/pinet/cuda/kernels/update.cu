@@ -10,9 +10,10 @@ static_assert(sizeof(Source) == SOURCE_BYTES, "Source differs from layout.rs");
 
 enum { CLIP_NONE, CLIP_VARIABLE, CLIP_GLOBAL, CLIP_VALUE };
 
-// The gradient of this batch: 32 parameters a block, the pieces of each shared by 8 threads.
+// The gradient of this batch: 32 parameters a block, the pieces of each shared by 8 threads. One more number, the wish to
+// stop, goes with it to the other ranks.
 extern "C" __global__ void __launch_bounds__(256) reduce(double* grad, const Source* sources, const double* params,
-                                                         const double* pull, u32 n_params) {
+                                                         const double* pull, u32 n_params, const Turn* turn) {
     __shared__ double part[8][33];
     u32 lane = threadIdx.x % 32, slice = threadIdx.x / 32, k = blockIdx.x * 32 + lane;
     double sum = 0;
@@ -25,11 +26,22 @@ extern "C" __global__ void __launch_bounds__(256) reduce(double* grad, const Sou
     }
     part[slice][lane] = sum;
     __syncthreads();
-    if (slice > 0 || k >= n_params) return;
+    if (slice > 0 || k > n_params) return;
+    if (k == n_params) {
+        grad[k] = turn->stop;
+        return;
+    }
     sum = 0;
     for (int q = 0; q < 8; q++) sum += part[q][lane];
-    if (pull) sum += pull[k] * params[k];
+    if (pull && !(turn->dropped & DROP_REGULARISER)) sum += pull[k] * params[k];
     grad[k] = sum;
+}
+
+// After a sum over ranks: the mean, and how many wish to stop.
+extern "C" __global__ void __launch_bounds__(256) mean(double* grad, u32 n_params, const Turn* turn, Status* status) {
+    u32 k = blockIdx.x * blockDim.x + threadIdx.x;
+    if (k < n_params) grad[k] /= turn->count;
+    if (k == n_params) status->stop = grad[k];
 }
 
 // Squares of the norms of variables: one block for each.
