@@ -4,6 +4,7 @@
 //! `[x; x_dot]`, as are their adjoints, `[dl_z; de_z]`, so that a weight gradient is a single product. What follows a
 //! product is done by the task that made the block, while it is in cache ([`rows`]).
 
+mod columns;
 pub mod fold;
 mod rows;
 mod schedule;
@@ -15,9 +16,10 @@ use super::real::Real;
 use super::scratch::scratch;
 use crate::engine::Taker;
 use crate::model::activation::Activation;
-use crate::model::net::{LayerShape, NetShape, Shortcut};
+use crate::model::net::{LayerShape, NetShape};
+use columns::{Columns, add_shortcuts, adjoint_shortcuts, shortcut_pieces};
 use fold::Fold;
-use rows::{Added, COLS, Extent, Jets, Reverse, Sums};
+use rows::{Added, Extent, Jets, Reverse, Sums};
 use schedule::{GRAD_DEPTH, GRAD_ROWS, Job, Schedule, Task, row_chunk};
 use std::ops::Range;
 
@@ -543,79 +545,6 @@ impl<T: Real> Layer<T> {
         for (which, sum) in [&sums.idt, &sums.bias].into_iter().enumerate() {
             // SAFETY: the caller's promise.
             unsafe { self.sums.part((2 * chunk + which) * n_out + col, cols) }.copy_from_slice(&sum[..cols]);
-        }
-    }
-}
-
-/// Bias and time step of the columns of a block; 0 and 1 where a layer has none.
-struct Columns<T> {
-    bias: [T; COLS],
-    scale: [T; COLS],
-}
-
-impl<T: Real> Columns<T> {
-    fn new(shape: &LayerShape, params: &[T], col: usize, cols: usize) -> Self {
-        let mut columns = Columns { bias: [T::ZERO; COLS], scale: [T::ONE; COLS] };
-        if let Some(b) = shape.b {
-            columns.bias[..cols].copy_from_slice(&params[b + col..b + col + cols]);
-        }
-        if let Some(idt) = shape.idt {
-            columns.scale[..cols].copy_from_slice(&params[idt + col..idt + col + cols]);
-        }
-        columns
-    }
-}
-
-/// The columns of a block in pieces for which the input's columns that a shortcut adds are contiguous, with the first of
-/// those.
-fn shortcut_pieces(
-    shape: &LayerShape,
-    col: usize,
-    cols: usize,
-) -> impl Iterator<Item = (Range<usize>, Option<usize>)> {
-    // Where the input comes twice, it starts again at n_in.
-    let cut = match shape.shortcut {
-        Shortcut::Double => shape.n_in.clamp(col, col + cols) - col,
-        _ => cols,
-    };
-    let n_in = shape.n_in;
-    let adds = shape.shortcut != Shortcut::None;
-    [0..cut, cut..cols]
-        .into_iter()
-        .filter(|piece| !piece.is_empty())
-        .map(move |piece| (piece.clone(), adds.then(|| (col + piece.start) % n_in)))
-}
-
-/// What the shortcuts of a layer bring to a block of the adjoint of its input.
-fn adjoint_shortcuts<T: Real>(
-    shape: &LayerShape,
-    dy: &Field<T>,
-    row: usize,
-    col: usize,
-) -> [Option<Added<T>>; 2] {
-    let copy = |k: usize| {
-        Some(Added { from: dy.at(row * shape.n_out + k * shape.n_in + col).cast_const(), ld: shape.n_out })
-    };
-    match shape.shortcut {
-        Shortcut::None => [None, None],
-        Shortcut::Same => [copy(0), None],
-        Shortcut::Double => [copy(0), copy(1)],
-    }
-}
-
-/// Adds shortcuts to a block where nothing else follows.
-fn add_shortcuts<T: Real>(x: *mut T, extent: Extent, shortcuts: [Option<Added<T>>; 2]) {
-    let Extent { rows, cols, ld } = extent;
-    for shortcut in shortcuts.into_iter().flatten() {
-        for r in 0..rows {
-            // SAFETY: rows of the task's own block, and of what earlier stages wrote.
-            let (out, from) = unsafe {
-                (
-                    std::slice::from_raw_parts_mut(x.add(r * ld), cols),
-                    std::slice::from_raw_parts(shortcut.from.add(r * shortcut.ld), cols),
-                )
-            };
-            add(out, from);
         }
     }
 }
