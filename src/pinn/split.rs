@@ -2,44 +2,22 @@
 
 use crate::err;
 use crate::error::Result;
+use crate::sample::twister::{N, Twister};
 
 /// The Mersenne Twister with the seeding of Python's `random`.
 #[derive(Debug, Clone)]
-pub struct PythonRandom {
-    state: [u32; N],
-    next: usize,
-}
-
-const N: usize = 624;
-const M: usize = 397;
+pub struct PythonRandom(Twister);
 
 impl PythonRandom {
     /// `random.seed(seed)` of a whole number.
     pub fn new(seed: u64) -> Self {
         let key = if seed >> 32 == 0 { vec![seed as u32] } else { vec![seed as u32, (seed >> 32) as u32] };
-        PythonRandom { state: seeded_by(&key), next: N }
+        PythonRandom(Twister::new(seeded_by(&key)))
     }
 
     /// The next 32 random bits.
     pub fn bits(&mut self) -> u32 {
-        if self.next == N {
-            self.refill();
-        }
-        let mut y = self.state[self.next];
-        self.next += 1;
-        y ^= y >> 11;
-        y ^= (y << 7) & 0x9d2c_5680;
-        y ^= (y << 15) & 0xefc6_0000;
-        y ^ (y >> 18)
-    }
-
-    fn refill(&mut self) {
-        for i in 0..N {
-            let y = (self.state[i] & 0x8000_0000) | (self.state[(i + 1) % N] & 0x7fff_ffff);
-            let odd = if y & 1 == 1 { 0x9908_b0df } else { 0 };
-            self.state[i] = self.state[(i + M) % N] ^ (y >> 1) ^ odd;
-        }
-        self.next = 0;
+        self.0.word()
     }
 
     /// A whole number below `n`, by rejection. `n` is at least 1 and at most 2^32.
@@ -65,12 +43,7 @@ impl PythonRandom {
 
 /// The state that an array of numbers seeds.
 fn seeded_by(key: &[u32]) -> [u32; N] {
-    let mut state = [0u32; N];
-    state[0] = 19_650_218;
-    for i in 1..N {
-        let last = state[i - 1] ^ (state[i - 1] >> 30);
-        state[i] = last.wrapping_mul(1_812_433_253).wrapping_add(i as u32);
-    }
+    let mut state = Twister::spread(19_650_218);
     let (mut i, mut j) = (1, 0);
     for _ in 0..N.max(key.len()) {
         let last = (state[i - 1] ^ (state[i - 1] >> 30)).wrapping_mul(1_664_525);

@@ -1,6 +1,7 @@
 //! Which frames next, and the queue that prepares them.
 
 pub mod permute; // the order of frames within an epoch
+pub mod twister; // the generator below PyTorch's and Python's
 pub mod torch; // PyTorch's random numbers, which give DeePMD-kit's initial parameters and frames of the statistics
 pub mod statistics; // the frames that the statistics are taken from
 pub mod draw; // which system and which of its frames, as a function of the seed and the draw number

@@ -63,29 +63,9 @@ pub unsafe fn product_into<T: Real>(
     n: usize,
     k: usize,
 ) {
-    if m == 0 || n == 0 {
-        return;
-    }
-    if k > 0 {
-        assert!(a.data.len() > (m - 1) * a.row + (k - 1) * a.col, "A covers m x k");
-        assert!(b.len() >= (k - 1) * ldb + n, "B covers k x n");
-    }
-    let raw = Raw {
-        c,
-        ldc,
-        turned: false,
-        add: accumulate == Accumulate::Add,
-        a: a.data.as_ptr(),
-        a_row: a.row,
-        a_col: a.col,
-        b: b.as_ptr(),
-        ldb,
-        m,
-        n,
-        k,
-    };
-    // SAFETY: the bounds were checked above, and `isa` names only what the machine has.
-    unsafe { T::product_kernel(raw) }
+    let add = accumulate == Accumulate::Add;
+    // SAFETY: the caller's promise.
+    unsafe { checked(c, ldc, false, add, a, b, ldb, m, n, k) }
 }
 
 /// Writes the product turned: element (i, j) of `A[m, k] B[k, n]` goes to `c[j * ldc + i]`.
@@ -105,6 +85,27 @@ pub unsafe fn product_turned_into<T: Real>(
     n: usize,
     k: usize,
 ) {
+    // SAFETY: the caller's promise.
+    unsafe { checked(c, ldc, true, false, a, b, ldb, m, n, k) }
+}
+
+/// Checks what A and B cover, and runs the kernel.
+///
+/// # Safety
+/// As for [`product_into`], or where `turned` for [`product_turned_into`].
+#[allow(clippy::too_many_arguments)]
+unsafe fn checked<T: Real>(
+    c: *mut T,
+    ldc: usize,
+    turned: bool,
+    add: bool,
+    a: Strided<T>,
+    b: &[T],
+    ldb: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+) {
     if m == 0 || n == 0 {
         return;
     }
@@ -113,7 +114,7 @@ pub unsafe fn product_turned_into<T: Real>(
         assert!(b.len() >= (k - 1) * ldb + n, "B covers k x n");
     }
     let (a, a_row, a_col) = (a.data.as_ptr(), a.row, a.col);
-    let raw = Raw { c, ldc, turned: true, add: false, a, a_row, a_col, b: b.as_ptr(), ldb, m, n, k };
+    let raw = Raw { c, ldc, turned, add, a, a_row, a_col, b: b.as_ptr(), ldb, m, n, k };
     // SAFETY: the bounds were checked above, and `isa` names only what the machine has.
     unsafe { T::product_kernel(raw) }
 }

@@ -3,18 +3,13 @@
 mod cephes; // logarithm, sine and cosine of float32 in PyTorch's last digits
 mod normal; // tensors of normal numbers
 
+use super::twister::Twister;
 use std::collections::HashMap;
-
-/// Words of the state of a Mersenne twister MT19937.
-const N: usize = 624;
-/// A word is mixed with the one so many places ahead.
-const M: usize = 397;
 
 /// PyTorch's default generator on the CPU: MT19937, seeded with the low 32 bits of a seed.
 #[derive(Clone)]
 pub struct Generator {
-    state: [u32; N],
-    next: usize,
+    twister: Twister,
     /// Short tensors take normal numbers in pairs; here the second of a pair waits.
     waiting_normal: Option<f64>,
 }
@@ -22,34 +17,12 @@ pub struct Generator {
 impl Generator {
     /// As `torch.manual_seed(seed)` leaves it.
     pub fn new(seed: u64) -> Self {
-        let mut state = [seed as u32; N];
-        for i in 1..N {
-            let before = state[i - 1];
-            state[i] = (before ^ (before >> 30)).wrapping_mul(1_812_433_253).wrapping_add(i as u32);
-        }
-        Generator { state, next: N, waiting_normal: None }
+        Generator { twister: Twister::new(Twister::spread(seed as u32)), waiting_normal: None }
     }
 
     /// The next word.
     pub fn word(&mut self) -> u32 {
-        if self.next == N {
-            self.renew();
-        }
-        let mut y = self.state[self.next];
-        self.next += 1;
-        y ^= y >> 11;
-        y ^= (y << 7) & 0x9d2c_5680;
-        y ^= (y << 15) & 0xefc6_0000;
-        y ^ (y >> 18)
-    }
-
-    fn renew(&mut self) {
-        for k in 0..N {
-            let y = (self.state[k] & 0x8000_0000) | (self.state[(k + 1) % N] & 0x7fff_ffff);
-            let twist = if y & 1 == 1 { 0x9908_b0df } else { 0 };
-            self.state[k] = self.state[(k + M) % N] ^ (y >> 1) ^ twist;
-        }
-        self.next = 0;
+        self.twister.word()
     }
 
     /// 64 bits of two words, the high one first.

@@ -279,22 +279,40 @@ impl<T: Real> Fitting<T> {
         }
     }
 
+    /// `dx = dz W^T` for a block of the inputs of layer `l`, and the shortcuts that are still to be added: with the layer below,
+    /// whose adjoint follows. `None` at the bottom of the net, where the block is complete.
+    fn input_adjoint(
+        &self,
+        task: Task,
+        l: usize,
+        params: &[T],
+        dx: &Field<T>,
+        dy: &Field<T>,
+    ) -> Option<(usize, Extent, [Option<Added<T>>; 2])> {
+        let Task { group, row, rows, col, cols } = task;
+        let shape = &self.nets[group].layers[l];
+        let width = self.width(shape, l);
+        let (start, extent) = (row * width + col, Extent { rows, cols, ld: width });
+        // SAFETY: tasks are disjoint blocks of dx.
+        unsafe { self.times_weights_transposed(dx.at(start), task, l, params) };
+        let shortcuts = adjoint_shortcuts(shape, dy, row, col);
+        if l == 0 {
+            add_shortcuts(dx.at(start), extent, shortcuts);
+            return None;
+        }
+        Some((start, extent, shortcuts))
+    }
+
     /// dE/dx of a block of the inputs of layer `l`, and dE/dz of the layer below.
     fn energy_task(&self, task: Task, l: usize, params: &[T]) {
         let Task { group, row, rows, col, cols } = task;
-        let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
-        let width = self.width(shape, l);
-        let start = row * width + col;
+        let (state, n) = (&self.groups[group], self.groups[group].n);
         let dx = if l == 0 { &state.de_x } else { &state.layers[l - 1].de_y };
-        // SAFETY: tasks are disjoint blocks of dx.
-        unsafe { self.times_weights_transposed(dx.at(start), task, l, params) };
-        let extent = Extent { rows, cols, ld: width };
-        let shortcuts = adjoint_shortcuts(shape, &state.layers[l].de_y, row, col);
-        if l == 0 {
-            add_shortcuts(dx.at(start), extent, shortcuts);
+        let Some((start, extent, shortcuts)) = self.input_adjoint(task, l, params, dx, &state.layers[l].de_y)
+        else {
             return;
-        }
-        let (below, n) = (&state.layers[l - 1], state.n);
+        };
+        let (below, width) = (&state.layers[l - 1], extent.ld);
         let columns = Columns::new(&self.nets[group].layers[l - 1], params, col, cols);
         let de_z = below.dz.at(n * width + start);
         rows::energy_adjoint(extent, below.jets(start), dx.at(start), de_z, &columns.scale, shortcuts);
@@ -432,19 +450,13 @@ impl<T: Real> Fitting<T> {
     /// dL/dx of a block of the inputs of layer `l`, dL/dz of the layer below and its sums over atoms.
     fn loss_task(&self, task: Task, l: usize, params: &[T]) {
         let Task { group, row, rows, col, cols } = task;
-        let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
-        let width = self.width(shape, l);
-        let start = row * width + col;
+        let (state, n) = (&self.groups[group], self.groups[group].n);
         let dx = if l == 0 { &state.dl_x } else { &state.layers[l - 1].dl_y };
-        // SAFETY: tasks are disjoint blocks of dx.
-        unsafe { self.times_weights_transposed(dx.at(start), task, l, params) };
-        let extent = Extent { rows, cols, ld: width };
-        let shortcuts = adjoint_shortcuts(shape, &state.layers[l].dl_y, row, col);
-        if l == 0 {
-            add_shortcuts(dx.at(start), extent, shortcuts);
+        let Some((start, extent, shortcuts)) = self.input_adjoint(task, l, params, dx, &state.layers[l].dl_y)
+        else {
             return;
-        }
-        let (below, n) = (&state.layers[l - 1], state.n);
+        };
+        let (below, width) = (&state.layers[l - 1], extent.ld);
         let columns = Columns::new(&self.nets[group].layers[l - 1], params, col, cols);
         let mut sums = Sums::default();
         rows::loss_adjoint(extent, below.reverse(start), &columns.scale, shortcuts, &mut sums);
