@@ -1,6 +1,6 @@
 //! What belongs to the columns of a block: bias, time step, and where shortcuts come from.
 
-use super::rows::{Added, COLS, Extent};
+use super::rows::{Added, COLS, Extent, Shortcuts};
 use crate::engine::cpu::elementwise::add;
 use crate::engine::cpu::pool::Field;
 use crate::engine::cpu::real::Real;
@@ -47,12 +47,7 @@ pub fn shortcut_pieces(
 }
 
 /// What the shortcuts of a layer bring to a block of the adjoint of its input.
-pub fn adjoint_shortcuts<T: Real>(
-    shape: &LayerShape,
-    dy: &Field<T>,
-    row: usize,
-    col: usize,
-) -> [Option<Added<T>>; 2] {
+pub fn adjoint_shortcuts<T: Real>(shape: &LayerShape, dy: &Field<T>, row: usize, col: usize) -> Shortcuts<T> {
     let copy = |k: usize| {
         Some(Added { from: dy.at(row * shape.n_out + k * shape.n_in + col).cast_const(), ld: shape.n_out })
     };
@@ -64,7 +59,7 @@ pub fn adjoint_shortcuts<T: Real>(
 }
 
 /// Adds shortcuts to a block where nothing else follows.
-pub fn add_shortcuts<T: Real>(x: *mut T, extent: Extent, shortcuts: [Option<Added<T>>; 2]) {
+pub fn add_shortcuts<T: Real>(x: *mut T, extent: Extent, shortcuts: Shortcuts<T>) {
     let Extent { rows, cols, ld } = extent;
     for shortcut in shortcuts.into_iter().flatten() {
         for r in 0..rows {

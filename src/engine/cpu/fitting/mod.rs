@@ -19,7 +19,7 @@ use crate::model::activation::Activation;
 use crate::model::net::{LayerShape, NetShape};
 use columns::{Columns, add_shortcuts, adjoint_shortcuts, shortcut_pieces};
 use fold::Fold;
-use rows::{Added, Extent, Jets, Reverse, Sums};
+use rows::{Added, Extent, Jets, Reverse, Shortcuts, Sums};
 use schedule::{GRAD_DEPTH, GRAD_ROWS, Job, Schedule, Task, row_chunk};
 use std::ops::Range;
 
@@ -288,7 +288,7 @@ impl<T: Real> Fitting<T> {
         params: &[T],
         dx: &Field<T>,
         dy: &Field<T>,
-    ) -> Option<(usize, Extent, [Option<Added<T>>; 2])> {
+    ) -> Option<(usize, Extent, Shortcuts<T>)> {
         let Task { group, row, rows, col, cols } = task;
         let shape = &self.nets[group].layers[l];
         let width = self.width(shape, l);

@@ -36,6 +36,9 @@ pub struct Added<T> {
     pub ld: usize,
 }
 
+/// What the copies of an input bring to its adjoint: none, one or two.
+pub type Shortcuts<T> = [Option<Added<T>>; 2];
+
 /// # Safety
 /// The row must be valid, and nobody may write it meanwhile.
 #[inline(always)]
@@ -149,7 +152,7 @@ multiversion! {
 
 multiversion! {
     /// de_y += shortcuts, de_z = de_y act' scale.
-    pub fn energy_adjoint<T: Real>(extent: Extent, jets: Jets<T>, de_y: *mut T, de_z: *mut T, scale: &[T], shortcuts: [Option<Added<T>>; 2]) {
+    pub fn energy_adjoint<T: Real>(extent: Extent, jets: Jets<T>, de_y: *mut T, de_z: *mut T, scale: &[T], shortcuts: Shortcuts<T>) {
         let Extent { rows, cols, ld } = extent;
         let scale = &scale[..cols];
         for r in 0..rows {
@@ -229,7 +232,7 @@ multiversion! {
 
 multiversion! {
     /// dl_y += shortcuts, dl_z = scale (dl_y act' + de_y act'' z_dot), and the sums over rows.
-    pub fn loss_adjoint<T: Real>(extent: Extent, reverse: Reverse<T>, scale: &[T], shortcuts: [Option<Added<T>>; 2], sums: &mut Sums<T>) {
+    pub fn loss_adjoint<T: Real>(extent: Extent, reverse: Reverse<T>, scale: &[T], shortcuts: Shortcuts<T>, sums: &mut Sums<T>) {
         let Extent { rows, cols, ld } = extent;
         for r in 0..rows {
             for shortcut in shortcuts.into_iter().flatten() {

@@ -2,7 +2,8 @@
 //!
 //! On AVX-512 a tile has as many columns as a layer is wide, up to four vectors, and nothing is asked for ahead; where C is
 //! overwritten the last tile of rows overlaps the one before, so that no row is computed alone. Elsewhere it is
-//! [`crate::engine::cpu::dense`], whose tiles are for long sums over weights from far: here they are a seventh slower. Every number is one sum over k in order, whatever tile it falls into.
+//! [`crate::engine::cpu::dense`], whose tiles are for long sums over weights from far: here they are a seventh slower. Every
+//! number is one sum over k in order, whatever tile it falls into.
 
 use crate::engine::cpu::dense::{self, Accumulate, Strided};
 use crate::engine::cpu::real::Real;
