@@ -87,7 +87,8 @@ pub struct CudaLearner {
     wants_norm: bool,
     /// Numbers of the next steps, one piece for each.
     ring: Pinned,
-    /// When a piece may be written again.
+    /// When a piece is on the device, and when it may be written again.
+    copied: Vec<Event>,
     taken: Vec<Event>,
     next: usize,
     looked: (Pinned, Event, bool),
@@ -142,9 +143,9 @@ impl CudaLearner {
         let turn_bytes = (TURN_HEADER + 4 * most.copied().max().unwrap_or(1)).next_multiple_of(64);
         let ring = Pinned::new(&device, AHEAD * turn_bytes);
         let ring = team.agree(ring)?;
-        core.take_turns_from(&ring, AHEAD);
-        let taken = (0..AHEAD).map(|_| Event::new(&device)).collect::<Result<Vec<_>>>();
-        let taken = team.agree(taken)?;
+        team.agree(core.make_ring(turn_bytes, AHEAD))?;
+        let events = || (0..AHEAD).map(|_| Event::new(&device)).collect::<Result<Vec<_>>>();
+        let (copied, taken) = team.agree(events().and_then(|copied| Ok((copied, events()?))))?;
         let looked =
             Pinned::new(&device, size_of::<Status>()).and_then(|p| Ok((p, Event::new(&device)?, false)));
         let count = match &sum {
@@ -162,6 +163,7 @@ impl CudaLearner {
             count,
             wants_norm: training.gradient_max_norm > 0.0 || training.tensorboard,
             ring,
+            copied,
             taken,
             next: 0,
             looked: team.agree(looked)?,
@@ -266,8 +268,8 @@ impl CudaLearner {
         }
     }
 
-    /// Leaves the numbers of a batch where its first pass takes them, without waiting for the device unless it is far
-    /// behind. [`CudaLearner::sent`] follows when the pass is started.
+    /// Sends the numbers of a batch ahead of it, beside the steps that run, without waiting for the device unless it is far
+    /// behind. [`CudaLearner::sent`] follows when the pass that takes them is started.
     fn send(&mut self, turn: &layout::Turn, slots: &[u32]) -> Result<()> {
         let at = self.next % AHEAD;
         if self.next >= AHEAD {
@@ -282,7 +284,7 @@ impl CudaLearner {
         for (to, slot) in memory[TURN_HEADER..].chunks_exact_mut(4).zip(slots) {
             to.copy_from_slice(&slot.to_le_bytes());
         }
-        Ok(())
+        self.core.send_turn(&self.ring, at, TURN_HEADER + 4 * slots.len(), &self.copied[at])
     }
 
     /// A pass that takes what was sent is started.

@@ -7,7 +7,6 @@ use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
 use super::shape::{FrameShape, Shape, work_bytes};
 use super::store::{Store, feature_launch};
-use super::sys::DevicePtr;
 use crate::engine::cpu::argument_range;
 use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
 use crate::loss::options::{EnerLossOptions, LossFunction};
@@ -55,8 +54,8 @@ pub struct Core {
     terms: Terms,
     constants: Batch,
     pub turn: Buffer,
-    /// Memory of the host with the numbers of the next steps: where it is, bytes of each and their number. Absent: none.
-    ring: (DevicePtr, u32, u32),
+    /// The numbers of the next steps, copied ahead: bytes of each and how many. Absent: each step's are copied before it.
+    ring: Option<(Buffer, u32, u32)>,
     /// Steps taken from the ring.
     counter: Buffer,
     pub values: Buffer,
@@ -109,7 +108,7 @@ impl Core {
             range: argument_range(model, min_distance),
             constants: Batch::default(),
             turn: Buffer::zeroed(device, TURN_HEADER + 4 * MAX_FRAMES, "a step's numbers")?,
-            ring: (0, 0, 1),
+            ring: None,
             counter: Buffer::zeroed(device, 8, "a step's numbers")?,
             values: Buffer::zeroed(device, 128 * PLACES, "losses")?,
             n_views: views.len(),
@@ -337,7 +336,8 @@ impl Core {
     fn forces(&self, shape: &Shape) -> Result<()> {
         let (device, b) = (&self.device, &shape.batch);
         let (n, size) = (shape.n_rows, device.numbers.size());
-        let (ring, stride, places) = self.ring;
+        let (ring, stride, places) =
+            self.ring.as_ref().map_or((0, 0, 1), |(ring, s, n)| (ring.ptr(), *s, *n));
         let counter = self.counter.ptr();
         device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b, ring, stride, places, counter])?;
         self.products(&shape.describe)?;
@@ -365,7 +365,7 @@ impl Core {
     fn adjoint(&self, shape: &Shape, second: i32) -> Result<()> {
         let b = &shape.batch;
         let (ldm, m1, m2) = (b.ldm as usize, b.m1 as usize, b.m2 as usize);
-        let shared = (8 * ldm + 64 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
+        let shared = (8 * ldm + 68 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
         self.device.launch("descriptor_adjoint", shape.n_rows, 256, shared, arguments![*b, second])
     }
 
@@ -549,10 +549,23 @@ impl Core {
         Ok(status[0])
     }
 
-    /// From now on a first pass takes the numbers of its step, and its slots, from the next of `places` pieces of
-    /// page-locked memory, which must outlive all passes.
-    pub fn take_turns_from(&mut self, ring: &Pinned, places: usize) {
-        self.ring = (ring.ptr(), (ring.bytes().len() / places) as u32, places as u32);
+    /// From now on a first pass takes the numbers of its step, and its slots, from the next of `places` pieces that
+    /// [`Core::send_turn`] fills, `bytes` each.
+    pub fn make_ring(&mut self, bytes: usize, places: usize) -> Result<()> {
+        let ring = Buffer::zeroed(&self.device, bytes * places, "the numbers of steps")?;
+        self.device.synchronize()?;
+        self.ring = Some((ring, bytes as u32, places as u32));
+        Ok(())
+    }
+
+    /// Copies what the step after the next ones needs, beside the steps that run; `done` is when it is there. What stood at
+    /// the same place of the ring must have been taken.
+    pub fn send_turn(&self, from: &Pinned, place: usize, bytes: usize, done: &Event) -> Result<()> {
+        let (ring, each, _) = self.ring.as_ref().expect("a ring is made before turns are sent");
+        let (at, stream) = (place * *each as usize, self.device.copy_stream());
+        from.copy_to(stream, ring.ptr() + at as u64, at, bytes)?;
+        done.record(stream)?;
+        done.holds(self.device.stream())
     }
 
     /// Copies the numbers of a step and its slots, from ordinary memory.

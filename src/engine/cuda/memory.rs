@@ -121,11 +121,6 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
     }
 
-    /// Where the device finds it.
-    pub fn ptr(&self) -> DevicePtr {
-        self.at as DevicePtr
-    }
-
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }

@@ -15,10 +15,9 @@ struct Steps {
     }
 };
 
-// Takes the numbers of the step from the host, and finds Q of each row and where its tangent goes. `ring` is memory of the
-// host with the numbers of the next `places` steps, `stride` bytes each; null: they are on the device already. `counter` has
-// the steps so far, then the blocks of this one that are done. (A copy between two recorded steps would hold up the second
-// for 20 us.)
+// Takes the numbers of the step, and finds Q of each row and where its tangent goes. `ring` has the numbers of the next
+// `places` steps, `stride` bytes each; null: they are where the kernels read them. `counter` has the steps so far, then the
+// blocks of this one that are done.
 extern "C" __global__ void begin(const __grid_constant__ Batch b, const unsigned char* ring, u32 stride, u32 places,
                                  u32* counter) {
     after_previous();
@@ -99,6 +98,7 @@ extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
 
 // t[c][m] += d_d[m, k] a[c][k], t[c][k] += d_d[m, k] a[c][m] for one row.
 #define PIECES 16
+#define PIECES_LD (PIECES + 1)  // neighbours fall on different banks
 __device__ void adjoint_add(real* t, real* d_d, real* pieces, const real* a, const real* from, int m1, int m2, int ldm) {
     int pitch = m2 + 1;
     Steps s(m2);
@@ -132,13 +132,13 @@ __device__ void adjoint_add(real* t, real* d_d, real* pieces, const real* a, con
             for (int c = 0; c < 4; c++) sum[c] = fused(e, a[c * ldm + m], sum[c]);
         }
 #pragma unroll
-        for (int c = 0; c < 4; c++) pieces[(c * m2 + k) * PIECES + piece] = sum[c];
+        for (int c = 0; c < 4; c++) pieces[(c * m2 + k) * PIECES_LD + piece] = sum[c];
     }
     __syncthreads();
     for (int i = threadIdx.x; i < 4 * m2; i += blockDim.x) {
         real sum = real(0);
 #pragma unroll
-        for (int piece = 0; piece < PIECES; piece++) sum += pieces[i * PIECES + piece];
+        for (int piece = 0; piece < PIECES; piece++) sum += pieces[i * PIECES_LD + piece];
         t[i / m2 * ldm + i % m2] += sum;
     }
     __syncthreads();
@@ -147,7 +147,7 @@ __device__ void adjoint_add(real* t, real* d_d, real* pieces, const real* a, con
 // dE/dA of every row (second 0), or dL/dA from dL/dinput and, along the direction, dE/dinput (second 1).
 extern "C" __global__ void __launch_bounds__(256) descriptor_adjoint(const __grid_constant__ Batch b, int second) {
     int row = blockIdx.x, m1 = b.m1, m2 = b.m2, ldm = b.ldm;
-    real *a = (real*)shared_bytes, *t = a + 4 * ldm, *pieces = t + 4 * ldm, *d_d = pieces + 4 * PIECES * m2;
+    real *a = (real*)shared_bytes, *t = a + 4 * ldm, *pieces = t + 4 * ldm, *d_d = pieces + 4 * PIECES_LD * m2;
     int center = center_of_row(b, row);
     size_t at = (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
     for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) t[i] = real(0);
