@@ -6,13 +6,15 @@ use super::layout::{Batch, Status, Turn};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
 use super::shape::{FrameShape, Shape, work_bytes};
-use super::store::{Store, feature_launch};
+use super::share::{self, Share};
+use super::store::Store;
 use crate::engine::cpu::argument_range;
 use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::model::dp::Dp;
 use crate::{Result, err};
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -335,19 +337,19 @@ impl Core {
     /// Forces and energies of atoms.
     fn forces(&self, shape: &Shape) -> Result<()> {
         let (device, b) = (&self.device, &shape.batch);
-        let (n, size) = (shape.n_rows, device.numbers.size());
+        let n = shape.n_rows;
         let (ring, stride, places) =
             self.ring.as_ref().map_or((0, 0, 1), |(ring, s, n)| (ring.ptr(), *s, *n));
         let counter = self.counter.ptr();
         device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b, ring, stride, places, counter])?;
         self.products(&shape.describe)?;
-        device.launch("descriptor", n, 256, 4 * b.ldm as usize * size, arguments![*b])?;
+        self.describe(shape, "descriptor", 4 * b.ldm as usize)?;
         self.products(&shape.forward)?;
         self.products(&shape.backward)?;
         self.adjoint(shape, 0)?;
         self.products(&shape.de_q)?;
-        let tk = (b.n_types * b.terms) as usize;
-        device.launch("pair_forces", n, 160, 8 * tk * size, arguments![*b])?;
+        let share = Share::of_forces(device, n, (b.n_types * b.terms) as usize);
+        self.rows("pair_forces", share, arguments![*b, share.each])?;
         device.launch("collect", n.div_ceil(4), 128, 0, arguments![*b])
     }
 
@@ -362,11 +364,21 @@ impl Core {
         Ok(())
     }
 
+    /// The descriptor or its tangent; a row takes so many numbers of shared memory.
+    fn describe(&self, shape: &Shape, kernel: &'static str, numbers: usize) -> Result<()> {
+        let share = Share::of_rows(&self.device, shape.n_rows, numbers);
+        self.rows(kernel, share, arguments![shape.batch, share.each])
+    }
+
+    /// dE/dA, or dL/dA (`second` 1).
     fn adjoint(&self, shape: &Shape, second: i32) -> Result<()> {
         let b = &shape.batch;
-        let (ldm, m1, m2) = (b.ldm as usize, b.m1 as usize, b.m2 as usize);
-        let shared = (8 * ldm + 68 * m2 + m1 * (m2 + 1)) * self.device.numbers.size();
-        self.device.launch("descriptor_adjoint", shape.n_rows, 256, shared, arguments![*b, second])
+        let share = Share::of_adjoint(&self.device, shape.n_rows, b.ldm as usize, b.m2 as usize);
+        self.rows("descriptor_adjoint", share, arguments![*b, second, share.each])
+    }
+
+    fn rows(&self, kernel: &'static str, share: Share, arguments: &mut [*mut c_void]) -> Result<()> {
+        self.device.launch(kernel, share.blocks, share::THREADS, share.shared, arguments)
     }
 
     /// dL/denergy of every row from seeds that were copied to the device.
@@ -412,12 +424,10 @@ impl Core {
     /// The direction, pushed through pairs, A, descriptor and fitting nets. dL/denergy is there after `seeds`.
     fn tangents(&self, shape: &Shape, seeds: Option<&Event>) -> Result<()> {
         let (device, b) = (&self.device, &shape.batch);
-        let size = device.numbers.size();
-        let (threads, shared) = feature_launch(self.series().plan.terms, size);
-        device.launch("features_tangent", shape.n_rows, threads, shared, arguments![*b])?;
+        let share = Share::of_features(device, shape.n_rows);
+        self.rows("features_tangent", share, arguments![*b, share.each])?;
         self.products(&shape.a_dot)?;
-        let shared = 8 * b.ldm as usize * size;
-        device.launch("descriptor_tangent", shape.n_rows, 256, shared, arguments![*b])?;
+        self.describe(shape, "descriptor_tangent", 8 * b.ldm as usize)?;
         let last = shape.tangent.len() - self.launches_of_a_layer(&shape.tangent);
         self.products(&shape.tangent[..last])?;
         if let Some(seeds) = seeds {

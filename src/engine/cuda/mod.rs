@@ -16,6 +16,7 @@ pub mod network;
 pub mod products;
 mod rows;
 pub mod shape;
+mod share;
 pub mod staging;
 pub mod frame;
 pub mod store;

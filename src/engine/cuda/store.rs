@@ -9,6 +9,7 @@ use super::device::{Buffer, Device, Event, Stream, arguments};
 use super::frame::{Facts, HostFrame};
 use super::layout::{self, Batch};
 use super::network::SeriesOnDevice;
+use super::share::{self, Share};
 use super::sys::DevicePtr;
 use crate::Result;
 use std::collections::VecDeque;
@@ -88,7 +89,7 @@ impl Store {
         // SAFETY: a plain structure of numbers, read as bytes.
         let numbers = unsafe { std::slice::from_raw_parts((&raw const numbers).cast::<u8>(), ENTRY) };
         self.copy(stream, entry, numbers)?;
-        self.features(stream, &facts, entry, facts.block_at(blob), series, constants)?;
+        self.features(stream, &facts, entry, facts.block_at(blob), constants)?;
         self.frames[slot] = Some(Resident { facts, blob, q });
         self.fresh.push(slot);
         Ok(())
@@ -157,7 +158,7 @@ impl Store {
             }
             self.enter(slot, facts.entry(blob, q))?;
             let entry = self.table.ptr() + (slot * ENTRY) as u64;
-            self.features(main, &facts, entry, facts.block_at(blob), series, constants)?;
+            self.features(main, &facts, entry, facts.block_at(blob), constants)?;
         }
         Ok(())
     }
@@ -172,12 +173,11 @@ impl Store {
         facts: &Facts,
         entry: DevicePtr,
         block: DevicePtr,
-        series: &SeriesOnDevice,
         constants: &Batch,
     ) -> Result<()> {
-        let (threads, shared) = feature_launch(series.plan.terms, self.device.numbers.size());
-        let arguments = arguments![*constants, entry, block];
-        self.device.launch_on(stream, "features", facts.n_rows(), threads, shared, arguments)
+        let share = Share::of_features(&self.device, facts.n_rows());
+        let arguments = arguments![*constants, entry, block, share.each];
+        self.device.launch_on(stream, "features", share.blocks, share::THREADS, share.shared, arguments)
     }
 
     fn copy(&self, stream: Stream, to: DevicePtr, bytes: &[u8]) -> Result<()> {
@@ -219,13 +219,4 @@ impl Drop for Store {
             let _ = event.wait();
         }
     }
-}
-
-/// Threads and shared memory of the kernels that walk over the pairs of a row: the numbers of `pairs.cu`.
-pub fn feature_launch(terms: usize, size: usize) -> (usize, usize) {
-    const GROUP: usize = 8;
-    const CHUNK: usize = 160;
-    const SHARES: usize = 16;
-    let groups = terms / GROUP;
-    ((groups * SHARES).next_multiple_of(32), (8 + 4 * groups) * (CHUNK + 2) * size)
 }

@@ -194,6 +194,24 @@ template <int N, typename F> __device__ __forceinline__ void copy_many(F* to, co
     }
 }
 
+// A block has eight warps, which share `each` rows (1, 2, 4 or 8) of a batch evenly; see Share in core.rs.
+#define WARPS 8
+struct Share {
+    int row, slot;        // row of the batch, and which of the block's it is
+    int warps, warp;      // warps that share the row, and which of them this is
+    int threads, thread;
+    __device__ __forceinline__ Share(int each)
+        : slot(threadIdx.x / 32 / (WARPS / each)), warps(WARPS / each), warp(threadIdx.x / 32 % warps) {
+        row = blockIdx.x * each + slot;
+        threads = 32 * warps, thread = threadIdx.x % threads;
+    }
+    // Waits for the warps of the same row.
+    __device__ __forceinline__ void sync() const {
+        if (warps == 1) __syncwarp();
+        else asm volatile("bar.sync %0, %1;\n" ::"r"(1 + slot), "r"(threads) : "memory");
+    }
+};
+
 // The sum over a warp, the same on every lane, always in the same order.
 template <typename F> __device__ __forceinline__ F warp_sum(F x) {
     for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_WARP, x, step);

@@ -1,17 +1,32 @@
 // The descriptor D = A A[..M2]^T of an atom, its tangent and its adjoint: engine/cpu/descriptor.rs. A is [4, ldm].
 
-__device__ __forceinline__ void load_a(real* to, const Batch& b, const real* from, int row) {
-    copy_many<4>(to, from + (size_t)row * 4 * b.ldm, 4 * b.ldm);
-}
+// The lanes of a warp stand side by side in a row of D, W numbers each, so that memory is read and written in whole lines.
 
-// Walks over the elements [m, k] of a descriptor, a block's width at a time, without a division for each.
-struct Steps {
-    int m, k, dm, dk;
-    __device__ __forceinline__ Steps(int m2)
-        : m(threadIdx.x / m2), k(threadIdx.x % m2), dm(blockDim.x / m2), dk(blockDim.x % m2) {}
-    __device__ __forceinline__ void next(int m2) {
-        m += dm, k += dk;
-        if (k >= m2) m++, k -= m2;
+// Numbers that lie side by side: four where the rows of D have whole fours, else one.
+template <int W> struct __align__(W == 1 ? sizeof(real) : 16) Some { real x[W]; };
+
+// What a warp and its lanes do for a row of the batch.
+template <int W> struct Place : Share {
+    int lanes, m, step, k;     // lanes of a row of D; first row of D, from one to the next, and column of this lane
+    int ldm, m1, m2;
+    __device__ __forceinline__ Place(const Batch& b, int each) : Share(each), lanes(4), ldm(b.ldm), m1(b.m1), m2(b.m2) {
+        while (lanes < 32 && lanes * W < m2) lanes *= 2;
+        int lane = threadIdx.x % 32;
+        k = lane % lanes * W, m = warp * (32 / lanes) + lane / lanes, step = warps * (32 / lanes);
+    }
+    // Shared memory of the row, `size` numbers.
+    __device__ __forceinline__ real* memory(int size) const { return (real*)shared_bytes + slot * size; }
+    // Brings A of the row, or its tangent.
+    __device__ __forceinline__ void load(real* to, const real* from) const {
+        from += (size_t)row * 4 * ldm;
+        for (int i = VEC * thread; i < 4 * ldm; i += VEC * threads) put(to + i, pack_at(from + i));
+    }
+    // A[c][k], A[c][k + 1] ..
+    __device__ __forceinline__ void columns(real (&to)[4][W], const real* a, int k) const {
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+#pragma unroll
+            for (int w = 0; w < W; w++) to[c][w] = k + w < m2 ? a[c * ldm + k + w] : real(0);
     }
 };
 
@@ -42,128 +57,190 @@ extern "C" __global__ void begin(const __grid_constant__ Batch b, const unsigned
 }
 
 // Inputs of the fitting nets, also of those with no neighbours.
-extern "C" __global__ void descriptor(const __grid_constant__ Batch b) {
-    real* a = (real*)shared_bytes;
-    int row = blockIdx.x, m1 = b.m1, m2 = b.m2, n_d = m1 * m2, ldm = b.ldm;
+template <int W> __device__ __forceinline__ void descriptor_of_row(const Batch& b, int each) {
+    Place<W> p(b, each);
+    int row = p.row, m1 = p.m1, m2 = p.m2, n_d = m1 * m2, ldm = p.ldm;
+    if (row >= b.n_rows) return;
     int center = center_of_row(b, row);
-    after_previous();
-    load_a(a, b, b.a, row);
-    __syncthreads();
+    real* a = p.memory(4 * ldm);
     real* x = b.x[center] + (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
-    Steps s(m2);
-    for (int i = threadIdx.x; i < n_d; i += blockDim.x, s.next(m2)) {
-        int m = s.m, k = s.k;
-        x[i] = fused(a[m], a[k], fused(a[ldm + m], a[ldm + k],
-               fused(a[2 * ldm + m], a[2 * ldm + k], a[3 * ldm + m] * a[3 * ldm + k])));
+    after_previous();
+    p.load(a, b.a);
+    p.sync();
+    for (int k = p.k; k < m2; k += p.lanes * W) {
+        real near[4][W];
+        p.columns(near, a, k);
+#pragma unroll 4
+        for (int m = p.m; m < m1; m += p.step) {
+            Some<W> out;
+#pragma unroll
+            for (int w = 0; w < W; w++)
+                out.x[w] = fused(a[m], near[0][w], fused(a[ldm + m], near[1][w],
+                           fused(a[2 * ldm + m], near[2][w], a[3 * ldm + m] * near[3][w])));
+            *(Some<W>*)(x + m * m2 + k) = out;
+        }
     }
     u32 vacuum = b.row_vacuum[row];
     real* empty = vacuum == ~0u ? nullptr : b.x[center] + (size_t)(vacuum - b.group_row[center]) * b.ldx;
+    int first = p.thread, stride = p.threads;
     if (empty)
-        for (int i = threadIdx.x; i < n_d; i += blockDim.x) empty[i] = real(0);
-    if (b.n_extra) {
-        const Frame frame = b.frames[b.turn->slots[b.row_frame[row]]];
-        const real* extra = frame.extra + (size_t)b.row_local[row] * b.n_extra;
-        for (int i = threadIdx.x; i < b.n_extra; i += blockDim.x) {
-            x[n_d + i] = extra[i];
-            if (empty) empty[n_d + i] = extra[i];
-        }
+        for (int i = first; i < n_d; i += stride) empty[i] = real(0);
+    if (!b.n_extra) return;
+    const Frame frame = b.frames[b.turn->slots[b.row_frame[row]]];
+    const real* extra = frame.extra + (size_t)b.row_local[row] * b.n_extra;
+    for (int i = first; i < b.n_extra; i += stride) {
+        x[n_d + i] = extra[i];
+        if (empty) empty[n_d + i] = extra[i];
     }
 }
 
-extern "C" __global__ void descriptor_tangent(const __grid_constant__ Batch b) {
-    int row = blockIdx.x, m1 = b.m1, m2 = b.m2, n_d = m1 * m2, ldm = b.ldm;
-    real *a = (real*)shared_bytes, *a_dot = a + 4 * ldm;
+extern "C" __global__ void __launch_bounds__(32 * WARPS) descriptor(const __grid_constant__ Batch b, int each) {
+    if (b.m2 % 4) descriptor_of_row<1>(b, each);
+    else descriptor_of_row<4>(b, each);
+}
+
+template <int W> __device__ __forceinline__ void tangent_of_row(const Batch& b, int each) {
+    Place<W> p(b, each);
+    int row = p.row, m1 = p.m1, m2 = p.m2, n_d = m1 * m2, ldm = p.ldm;
+    if (row >= b.n_rows) return;
     int center = center_of_row(b, row);
-    u32 first = b.group_row[center], n = b.group_row[center + 1] - first;
-    load_a(a, b, b.a, row);
+    real *a = p.memory(8 * ldm), *a_dot = a + 4 * ldm;
+    u32 first_row = b.group_row[center], n = b.group_row[center + 1] - first_row;
+    real* x = b.x[center] + (size_t)(n + b.row_input[row] - first_row) * b.ldx;
+    // Long there: the wait is for the tangent.
+    p.load(a, b.a);
     after_previous();
-    load_a(a_dot, b, b.a_dot, row);
-    __syncthreads();
-    real* x = b.x[center] + (size_t)(n + b.row_input[row] - first) * b.ldx;
-    Steps s(m2);
-    for (int i = threadIdx.x; i < n_d; i += blockDim.x, s.next(m2)) {
-        int m = s.m, k = s.k;
-        real sum = real(0);
+    p.load(a_dot, b.a_dot);
+    p.sync();
+    for (int k = p.k; k < m2; k += p.lanes * W) {
+        real near[4][W], near_dot[4][W];
+        p.columns(near, a, k);
+        p.columns(near_dot, a_dot, k);
+#pragma unroll 2
+        for (int m = p.m; m < m1; m += p.step) {
+            Some<W> out;
 #pragma unroll
-        for (int c = 0; c < 4; c++)
-            sum = fused(a_dot[c * ldm + m], a[c * ldm + k], fused(a[c * ldm + m], a_dot[c * ldm + k], sum));
-        x[i] = sum;
+            for (int w = 0; w < W; w++) out.x[w] = real(0);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                real far = a[c * ldm + m], far_dot = a_dot[c * ldm + m];
+#pragma unroll
+                for (int w = 0; w < W; w++) out.x[w] = fused(far_dot, near[c][w], fused(far, near_dot[c][w], out.x[w]));
+            }
+            *(Some<W>*)(x + m * m2 + k) = out;
+        }
     }
-    for (int i = n_d + threadIdx.x; i < b.ldx; i += blockDim.x) x[i] = real(0);
+    int first = p.thread, stride = p.threads;
+    for (int i = n_d + first; i < b.ldx; i += stride) x[i] = real(0);
     u32 vacuum = b.row_vacuum[row];
     if (vacuum == ~0u) return;
-    real* empty = b.x[center] + (size_t)(n + vacuum - first) * b.ldx;
-    for (int i = threadIdx.x; i < b.ldx; i += blockDim.x) empty[i] = real(0);
+    real* empty = b.x[center] + (size_t)(n + vacuum - first_row) * b.ldx;
+    for (int i = first; i < b.ldx; i += stride) empty[i] = real(0);
 }
 
-// t[c][m] += d_d[m, k] a[c][k], t[c][k] += d_d[m, k] a[c][m] for one row.
-#define PIECES 16
-#define PIECES_LD (PIECES + 1)  // neighbours fall on different banks
-__device__ void adjoint_add(real* t, real* d_d, real* pieces, const real* a, const real* from, int m1, int m2, int ldm) {
-    int pitch = m2 + 1;
-    Steps s(m2);
-    constexpr int MANY = 7;
-    for (int i0 = threadIdx.x; i0 < m1 * m2; i0 += MANY * blockDim.x) {
-        real kept[MANY];
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) descriptor_tangent(const __grid_constant__ Batch b, int each) {
+    if (b.m2 % 4) tangent_of_row<1>(b, each);
+    else tangent_of_row<4>(b, each);
+}
+
+// Adds to t[c][m] the sum of d_d[m, k] a[c][k] over k, and of d_d[m', m] a[c][m'] over m' where m < M2, for one row.
+// `sums` has room for [warps][4 M2].
+template <int W> __device__ __forceinline__ void adjoint_add(const Place<W>& p, real* t, real* sums, const real* a,
+                                                             const real* d_d) {
+    int ldm = p.ldm, m1 = p.m1, m2 = p.m2, lane = threadIdx.x % 32;
+    // After the exchange below a lane has one component of the sum over k.
+    int component = (lane & 1 ? 2 : 0) + (lane & 2 ? 1 : 0);
+    bool writes = lane % p.lanes < 4;
+    for (int k0 = 0; k0 < m2; k0 += p.lanes * W) {
+        int k = k0 + p.k;
+        bool is_there = k < m2;
+        real near[4][W], sum[4][W];
+        p.columns(near, a, k);
 #pragma unroll
-        for (int k = 0; k < MANY; k++) kept[k] = i0 + k * (int)blockDim.x < m1 * m2 ? from[i0 + k * blockDim.x] : real(0);
+        for (int c = 0; c < 4; c++)
 #pragma unroll
-        for (int k = 0; k < MANY; k++, s.next(m2))
-            if (i0 + k * (int)blockDim.x < m1 * m2) d_d[s.m * pitch + s.k] = kept[k];
-    }
-    __syncthreads();
-    for (int m = threadIdx.x; m < m1; m += blockDim.x) {
-        real sum[4] = {t[m], t[ldm + m], t[2 * ldm + m], t[3 * ldm + m]};
-        for (int k = 0; k < m2; k++) {
-            real e = d_d[m * pitch + k];
+            for (int w = 0; w < W; w++) sum[c][w] = real(0);
+        // All lanes of a warp stay together, for the exchange.
+        constexpr int MANY = sizeof(real) == 8 ? 2 : 4;
+        for (int m0 = p.m; m0 - lane / p.lanes < m1; m0 += MANY * p.step) {
+            Some<W> d[MANY];
 #pragma unroll
-            for (int c = 0; c < 4; c++) sum[c] = fused(e, a[c * ldm + k], sum[c]);
+            for (int u = 0; u < MANY; u++) {
+                int m = m0 + u * p.step;
+                if (m < m1 && is_there) d[u] = *(const Some<W>*)(d_d + m * m2 + k);
+                else
+                    for (int w = 0; w < W; w++) d[u].x[w] = real(0);
+            }
+#pragma unroll
+            for (int u = 0; u < MANY; u++) {
+                int m = m0 + u * p.step, at = min(m, m1 - 1);
+                real v[4];
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    real far = a[c * ldm + at];
+                    v[c] = real(0);
+#pragma unroll
+                    for (int w = 0; w < W; w++) {
+                        v[c] = fused(d[u].x[w], near[c][w], v[c]);
+                        sum[c][w] = fused(d[u].x[w], far, sum[c][w]);
+                    }
+                }
+                bool upper = lane & 1;
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    v[i] = (upper ? v[i + 2] : v[i]) + __shfl_xor_sync(FULL_WARP, upper ? v[i] : v[i + 2], 1);
+                upper = lane & 2;
+                v[0] = (upper ? v[1] : v[0]) + __shfl_xor_sync(FULL_WARP, upper ? v[0] : v[1], 2);
+                for (int step = 4; step < p.lanes; step *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], step);
+                if (m < m1 && writes) t[component * ldm + m] += v[0];
+            }
         }
+        for (int step = p.lanes; step < 32; step *= 2)
 #pragma unroll
-        for (int c = 0; c < 4; c++) t[c * ldm + m] = sum[c];
+            for (int c = 0; c < 4; c++)
+#pragma unroll
+                for (int w = 0; w < W; w++) sum[c][w] += __shfl_xor_sync(FULL_WARP, sum[c][w], step);
+        if (lane < p.lanes && is_there)
+            for (int c = 0; c < 4; c++)
+                for (int w = 0; w < W; w++) sums[(p.warp * 4 + c) * m2 + k + w] = sum[c][w];
     }
-    // The other part in pieces of m, so that all threads have work.
-    for (int i = threadIdx.x; i < PIECES * m2; i += blockDim.x) {
-        int k = i % m2, piece = i / m2;
-        real sum[4] = {};
-        for (int m = piece; m < m1; m += PIECES) {
-            real e = d_d[m * pitch + k];
-#pragma unroll
-            for (int c = 0; c < 4; c++) sum[c] = fused(e, a[c * ldm + m], sum[c]);
-        }
-#pragma unroll
-        for (int c = 0; c < 4; c++) pieces[(c * m2 + k) * PIECES_LD + piece] = sum[c];
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < 4 * m2; i += blockDim.x) {
+    p.sync();
+    for (int i = p.thread; i < 4 * m2; i += p.threads) {
         real sum = real(0);
-#pragma unroll
-        for (int piece = 0; piece < PIECES; piece++) sum += pieces[i * PIECES_LD + piece];
+        for (int w = 0; w < p.warps; w++) sum += sums[w * 4 * m2 + i];
         t[i / m2 * ldm + i % m2] += sum;
     }
-    __syncthreads();
+    p.sync();
 }
 
-// dE/dA of every row (second 0), or dL/dA from dL/dinput and, along the direction, dE/dinput (second 1).
-extern "C" __global__ void __launch_bounds__(256) descriptor_adjoint(const __grid_constant__ Batch b, int second) {
-    int row = blockIdx.x, m1 = b.m1, m2 = b.m2, ldm = b.ldm;
-    real *a = (real*)shared_bytes, *t = a + 4 * ldm, *pieces = t + 4 * ldm, *d_d = pieces + 4 * PIECES_LD * m2;
-    int center = center_of_row(b, row);
+// dE/dA of a row (second 0), or dL/dA from dL/dinput and, along the direction, dE/dinput (second 1).
+template <int W> __device__ __forceinline__ void adjoint_of_row(const Batch& b, int second, int each) {
+    Place<W> p(b, each);
+    int row = p.row, ldm = p.ldm;
+    if (row >= b.n_rows) return;
+    real *a = p.memory(8 * ldm + 4 * p.warps * p.m2), *t = a + 4 * ldm, *sums = t + 4 * ldm;
+    int center = center_of_row(b, row), first = p.thread, stride = p.threads;
     size_t at = (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
-    for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) t[i] = real(0);
+    for (int i = first; i < 4 * ldm; i += stride) t[i] = real(0);
     if (second) {
         // Long there: the wait is for dL/dinput.
-        load_a(a, b, b.a_dot, row);
-        __syncthreads();
-        adjoint_add(t, d_d, pieces, a, b.de_x[center] + at, m1, m2, ldm);
-        load_a(a, b, b.a, row);
+        p.load(a, b.a_dot);
+        p.sync();
+        adjoint_add(p, t, sums, a, b.de_x[center] + at);
+        p.load(a, b.a);
         after_previous();
     } else {
         after_previous();
-        load_a(a, b, b.a, row);
+        p.load(a, b.a);
     }
-    __syncthreads();
-    adjoint_add(t, d_d, pieces, a, (second ? b.dl_x : b.de_x)[center] + at, m1, m2, ldm);
+    p.sync();
+    adjoint_add(p, t, sums, a, (second ? b.dl_x : b.de_x)[center] + at);
     real* out = b.da + (size_t)(second ? b.row_dl : b.row_de)[row] * 4 * ldm;
-    for (int i = threadIdx.x; i < 4 * ldm; i += blockDim.x) out[i] = t[i];
+    for (int i = first; i < 4 * ldm; i += stride) out[i] = t[i];
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) descriptor_adjoint(const __grid_constant__ Batch b, int second,
+                                                                            int each) {
+    if (b.m2 % 4) adjoint_of_row<1>(b, second, each);
+    else adjoint_of_row<4>(b, second, each);
 }

@@ -1,11 +1,39 @@
 // The work on pairs: features of a frame, their change, and forces. The formulas of engine/cpu/pairs.rs.
+//
+// With T_k and U_k of all pairs of an atom as matrices, both are products of a matrix by the four functions of each pair (or
+// by dE/dQ), and tensor cores make them. A lane makes its elements of T and U itself: every eighth (or fourth) term, by
+// T_{k+n} = 2 T_n T_k - T_{k-n}, from the first terms of its pairs, which stand in shared memory. U_k follows the same rule.
 
-// Terms of the series that a thread carries in registers, pairs that a block works on at once, and threads that
-// share the pairs of one group of terms.
-#define GROUP 8
-#define CHUNK 160
-#define STRIDE (CHUNK + 2)
-#define SHARES 16
+// Pairs that a warp works on at once, and how far apart their numbers stand: what lanes read falls on different banks.
+#define PAIRS 32
+#define PAIR_LD 36
+// Terms of the features that a warp makes in one sweep over the pairs, in tiles of 16.
+#define TILES 6
+#define SWEEP (16 * TILES)
+
+#if PRODUCTS == 64
+typedef AFrag Left;
+typedef BFrag Right;
+__device__ __forceinline__ void whole(Left&) {}
+__device__ __forceinline__ void whole(Right&) {}
+__device__ __forceinline__ void mma_whole(real* c, const Left& a, const Right& b) { mma(c, a, b); }
+#else
+// Floats with all their bits, whatever the dense products keep of them: large and small parts as in product.cu.
+struct Left { float x[4]; u32 large[4], small[4]; };
+struct Right { float x[2]; u32 large[2], small[2]; };
+template <typename Frag> __device__ __forceinline__ void whole(Frag& frag) {
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(frag.x) / sizeof(float)); i++) {
+        frag.large[i] = to_tf32(frag.x[i]);
+        frag.small[i] = to_tf32(frag.x[i] - __uint_as_float(frag.large[i]));
+    }
+}
+__device__ __forceinline__ void mma_whole(real* c, const Left& a, const Right& b) {
+    mma_tf32(c, a.small, b.large);
+    mma_tf32(c, a.large, b.small);
+    mma_tf32(c, a.large, b.large);
+}
+#endif
 
 // A pair: its distance vector and the normalised functions of its length.
 struct Pair { real d[3], s, s_slope, q, q_slope; };
@@ -29,153 +57,181 @@ __device__ __forceinline__ Pair pair_at(const Batch& b, const Frame& frame, int 
     return out;
 }
 
-// Sums over the SHARES lanes of a half warp; afterwards a lane has two of the elements, see element_of.
-template <int HALF> __device__ __forceinline__ void share_out(real (&v)[4 * GROUP], int lane) {
-    constexpr int PARTNER = HALF / 2;  // lanes 8, 4, 2, 1 apart
-    bool upper = lane & PARTNER;
-#pragma unroll
-    for (int i = 0; i < HALF; i++) {
-        real mine = upper ? v[i + HALF] : v[i], other = upper ? v[i] : v[i + HALF];
-        v[i] = mine + __shfl_xor_sync(FULL_WARP, other, PARTNER);
-    }
-    if constexpr (HALF > 2) share_out<HALF / 2>(v, lane);
-}
-
-__device__ __forceinline__ int element_of(int lane) {
-    return (lane & 8 ? 16 : 0) + (lane & 4 ? 8 : 0) + (lane & 2 ? 4 : 0) + (lane & 1 ? 2 : 0);
-}
-
 // T_k at x.
 __device__ __noinline__ double polynomial(int k, double x) { return cos(k * acos(fmin(1.0, fmax(-1.0, x)))); }
 
-// Keeps a pair in a column of shared memory.
-__device__ __forceinline__ void leave_pair(real* column, const Pair& pair) {
-    for (int k = 0; k < 3; k++) column[k * STRIDE] = pair.d[k];
-    column[3 * STRIDE] = pair.s, column[4 * STRIDE] = pair.s_slope;
-    column[5 * STRIDE] = pair.q, column[6 * STRIDE] = pair.q_slope;
+// T and U of one pair at terms k, k + n, k + 2n ..
+struct Walk {
+    real t, t_old, u, u_old, two;  // T_k, T_{k-n}, U_{k-1}, U_{k-n-1}, 2 T_n
+    // From T_0 .. T_n and U_{-1} .. U_{n-1} of the pair, which stand PAIR_LD apart; starts at term k < n.
+    __device__ __forceinline__ Walk(const real* first, int n, int k) {
+        t = first[k * PAIR_LD], t_old = first[(n - k) * PAIR_LD];
+        const real* second = first + (n + 1) * PAIR_LD;
+        u = second[k * PAIR_LD], u_old = -second[(n - k) * PAIR_LD];
+        two = real(2) * first[n * PAIR_LD];
+    }
+    __device__ __forceinline__ void next() {
+        real later = fused(two, t, -t_old);
+        t_old = t, t = later;
+        later = fused(two, u, -u_old);
+        u_old = u, u = later;
+    }
+};
+
+// Leaves T_0 .. T_n and U_{-1} .. U_{n-1} at x; nothing but zeros where there is no pair.
+__device__ __forceinline__ void leave_terms(real* to, int n, real x, bool is_there) {
+    real two_x = x + x, t_k = is_there ? real(1) : real(0), t_old = is_there ? x : real(0);
+    real u_k = 0, u_old = is_there ? real(-1) : real(0);
+    for (int k = 0; k <= n; k++) {
+        to[k * PAIR_LD] = t_k, to[(n + 1 + k) * PAIR_LD] = u_k;
+        real next = fused(two_x, t_k, -t_old);
+        t_old = t_k, t_k = next;
+        next = fused(two_x, u_k, -u_old);
+        u_old = u_k, u_k = next;
+    }
 }
 
-// Replaces a kept pair by the change of its functions (four) and of the series' argument times its functions (four).
-__device__ __forceinline__ void move_pair(real* column, const double* dl_force, const double* u_i, const double* strain,
-                                          real inv_half) {
-    real d[3] = {column[0], column[STRIDE], column[2 * STRIDE]};
-    real s = column[3 * STRIDE], s_slope = column[4 * STRIDE], q = column[5 * STRIDE], q_slope = column[6 * STRIDE];
-    real v[3], along = 0;
-    for (int k = 0; k < 3; k++) {
-        real bend = (real)strain[k] * d[0] + (real)strain[3 + k] * d[1] + (real)strain[6 + k] * d[2];
-        v[k] = (real)(u_i[k] - dl_force[k]) - bend;
-        along += d[k] * v[k];
-    }
-    real s_dot = s_slope * along;
-    column[0] = s_dot, column[4 * STRIDE] = inv_half * s_dot * s;
-    for (int k = 0; k < 3; k++) {
-        column[(k + 1) * STRIDE] = q * v[k] + q_slope * along * d[k];
-        column[(k + 5) * STRIDE] = inv_half * s_dot * (q * d[k]);
-    }
-}
+// Numbers of shared memory that a warp needs for its pairs: first terms, functions, and what turns the argument.
+#define FEATURE_ROWS (18 + 8)
 
-// Q of a row (MOVES false), or its change along the direction -dL/dF (MOVES true), written to `out`.
-//
-// Each pair's thread walks the recurrences of T_k and U_k and leaves them at every GROUP-th term; the threads of a
-// group of terms then walk on from there for all pairs, with their sums in registers.
-template <bool MOVES> __device__ void features_of_row(real* out, const Batch& b, const Frame& frame, int f, int local,
-                                                      int center) {
-    real* rows = (real*)shared_bytes;     // [8][STRIDE]: a (four), b (four) of each pair
-    real* starts = rows + 8 * STRIDE;     // [groups][4][STRIDE]: T_k, T_{k-1}, U_{k-1}, U_{k-2}
-    int groups = b.terms / GROUP, n_types = b.n_types, tk = n_types * b.terms;
-    int lane = threadIdx.x % 32, group = threadIdx.x / SHARES, share = threadIdx.x % SHARES;
-    bool works = group < groups;
+// Q of a row (MOVES false), or its change along the direction -dL/dF (MOVES true), written to `out`; its warps share the
+// pairs. `near` is the warp's own memory, `sums` that of all warps of the row.
+template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out, const Batch& b, const Frame& frame, int f,
+                                                                      int local, int center, const Share& share,
+                                                                      real* near, real* sums) {
+    int lane = threadIdx.x % 32, residue = lane / 4, column = lane % 4;
+    int n_types = b.n_types, terms = b.terms, tk = n_types * terms;
+    // Few pairs each where several warps share a row.
+    int each = max(8, PAIRS / share.warps);
     const u32* start = frame.pair_start + (size_t)local * n_types;
     real middle = (real)b.middle, inv_half = (real)b.inv_half;
-    double u_i[3] = {}, strain[9] = {};
-    real sums[4 * GROUP];
+    real *functions = near + 18 * PAIR_LD, *turns = functions + 4 * PAIR_LD;
+    real u_i[3] = {};
+    bool waits = MOVES;
+    for (int sweep = 0; sweep < terms; sweep += SWEEP)
+        for (int t = 0; t < n_types; t++) {
+            real sum[TILES][4];
 #pragma unroll
-    for (int i = 0; i < 4 * GROUP; i++) sums[i] = real(0);
-    int begin = start[0], end = start[n_types], t = 0;
-    for (int p0 = begin;; p0 += CHUNK) {
-        int n = min(CHUNK, end - p0);
-        __syncthreads();
-        for (int i = threadIdx.x; i < n; i += blockDim.x) {
-            Pair pair = pair_at(b, frame, p0 + i, center);
-            // What changes with the direction comes after it is there; a thread finds its own pairs again.
-            if (MOVES) leave_pair(rows + i, pair);
-            else
-                for (int c = 0; c < 4; c++) rows[c * STRIDE + i] = c ? pair.q * pair.d[c - 1] : pair.s;
-            real x = (pair.s - middle) * inv_half, two_x = x + x;
-            real t_k = 1, t_old = x, u_k = 0, u_old = -1;
-            for (int g = 0; g < groups; g++) {
-                real* at = starts + (size_t)g * 4 * STRIDE + i;
-                at[0] = t_k, at[STRIDE] = t_old;
-                if (MOVES) at[2 * STRIDE] = u_k, at[3 * STRIDE] = u_old;
+            for (int j = 0; j < TILES; j++)
 #pragma unroll
-                for (int k = 0; k < GROUP; k++) {
-                    real next = fused(two_x, t_k, -t_old);
-                    t_old = t_k, t_k = next;
-                    if (MOVES) next = fused(two_x, u_k, -u_old), u_old = u_k, u_k = next;
+                for (int i = 0; i < 4; i++) sum[j][i] = real(0);
+            int end = start[t + 1];
+            for (int p0 = start[t] + share.warp * each; waits || p0 < end; p0 += share.warps * each) {
+                int p = p0 + lane, n = min(each, end - p0);
+                bool is_there = lane < n;
+                Pair pair = {};
+                if (is_there) pair = pair_at(b, frame, p, center);
+                leave_terms(near + lane, 8, (pair.s - middle) * inv_half, is_there);
+                if (waits) {
+                    // Frames and slots do not change in a step: what is above needs no wait.
+                    after_previous();
+                    const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.order[local]) * 3;
+                    for (int k = 0; k < 3; k++) u_i[k] = (real)at[k];
+                    waits = false;
                 }
-            }
-        }
-        if (MOVES) {
-            const double* dl_force = b.dl_force + (size_t)f * b.atom_stride * 3;
-            if (p0 == begin) {
-                // Frames and slots do not change in a step: all of the above needs no wait.
-                after_previous();
-                for (int k = 0; k < 3; k++) u_i[k] = dl_force[3 * frame.order[local] + k];
-                for (int k = 0; k < 9; k++) strain[k] = b.wants_virial ? b.dl_virial[9 * f + k] : 0.0;
-            }
-            for (int i = threadIdx.x; i < n; i += blockDim.x)
-                move_pair(rows + i, dl_force + 3 * (size_t)frame.j[p0 + i], u_i, strain, inv_half);
-        }
-        __syncthreads();
-        for (; t < n_types; t++) {
-            int first = max((int)start[t] - p0, 0), last = min((int)start[t + 1] - p0, n);
-            for (int i = first + share; works && i < last; i += SHARES) {
-                real a[4], turn[4];
-                for (int c = 0; c < 4; c++) {
-                    a[c] = rows[c * STRIDE + i];
-                    if (MOVES) turn[c] = rows[(4 + c) * STRIDE + i];
-                }
-                const real* at = starts + (size_t)group * 4 * STRIDE + i;
-                real t_k = at[0], t_old = at[STRIDE], u_k = 0, u_old = 0;
-                // The first group holds x itself.
-                real x = starts[STRIDE + i], two_x = x + x, number = real(group * GROUP);
-                if (MOVES) u_k = at[2 * STRIDE], u_old = at[3 * STRIDE];
-#pragma unroll
-                for (int k = 0; k < GROUP; k++) {
-                    real slope = number * u_k;
-#pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        sums[c * GROUP + k] = fused(t_k, a[c], sums[c * GROUP + k]);
-                        if (MOVES) sums[c * GROUP + k] = fused(slope, turn[c], sums[c * GROUP + k]);
+                if (MOVES) {
+                    real v[3] = {}, along = 0;
+                    if (is_there) {
+                        const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.j[p]) * 3;
+                        for (int k = 0; k < 3; k++) {
+                            v[k] = u_i[k] - (real)at[k];
+                            if (b.wants_virial) {
+                                const double* strain = b.dl_virial + 9 * f + k;
+                                v[k] -= (real)strain[0] * pair.d[0] + (real)strain[3] * pair.d[1] + (real)strain[6] * pair.d[2];
+                            }
+                            along += pair.d[k] * v[k];
+                        }
                     }
-                    real next = fused(two_x, t_k, -t_old);
-                    t_old = t_k, t_k = next;
-                    if (MOVES) next = fused(two_x, u_k, -u_old), u_old = u_k, u_k = next;
-                    number += real(1);
-                }
-            }
-            if ((int)start[t + 1] > p0 + n) break;  // this type goes on in the next chunk
-            share_out<2 * GROUP>(sums, lane);
-            if (works) {
-                int element = element_of(lane);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    int c = (element + i) / GROUP, k = group * GROUP + (element + i) % GROUP;
-                    real value = sums[i];
-                    u32 padding = !MOVES && c == 0 ? frame.padding[(size_t)local * n_types + t] : 0;
-                    if (padding) {
-                        const real* row = b.radial + 3 * center;
-                        double s = -(double)row[0] * (double)row[1];
-                        value += (real)(padding * s * polynomial(k, (s - b.middle) * b.inv_half));
+                    // The change of the functions, and that of the series' argument times the functions.
+                    real s_dot = pair.s_slope * along, turn = inv_half * s_dot;
+                    functions[lane] = s_dot, turns[lane] = turn * pair.s;
+                    for (int k = 0; k < 3; k++) {
+                        functions[(k + 1) * PAIR_LD + lane] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
+                        turns[(k + 1) * PAIR_LD + lane] = turn * (pair.q * pair.d[k]);
                     }
-                    out[(size_t)c * tk + t * b.terms + k] = value;
+                } else {
+                    functions[lane] = pair.s;
+                    for (int k = 0; k < 3; k++) functions[(k + 1) * PAIR_LD + lane] = pair.q * pair.d[k];
                 }
-            }
+                __syncwarp();
+                for (int q = 0; q < n; q += 8) {
+                    Walk walk[2] = {Walk(near + q + column, 8, residue), Walk(near + q + column + 4, 8, residue)};
+                    Right a, turn;
 #pragma unroll
-            for (int i = 0; i < 4 * GROUP; i++) sums[i] = real(0);
+                    for (int i = 0; i < 2; i++) {
+                        int at = residue % 4 * PAIR_LD + q + column + 4 * i;
+                        a.x[i] = residue < 4 ? functions[at] : real(0);
+                        if (MOVES) turn.x[i] = residue < 4 ? turns[at] : real(0);
+                    }
+                    whole(a);
+                    if (MOVES) whole(turn);
+                    for (int k = 0; k < sweep; k += 8) walk[0].next(), walk[1].next();
+                    real number = real(sweep + residue);
+#pragma unroll
+                    for (int j = 0; j < TILES; j++) {
+                        if (sweep + 16 * j >= terms) break;
+                        Left value, slope;
+#pragma unroll
+                        for (int half = 0; half < 2; half++) {
+#pragma unroll
+                            for (int i = 0; i < 2; i++) {
+                                value.x[2 * i + half] = walk[i].t;
+                                slope.x[2 * i + half] = number * walk[i].u;
+                                walk[i].next();
+                            }
+                            number += real(8);
+                        }
+                        whole(value);
+                        mma_whole(sum[j], value, a);
+                        if (MOVES) {
+                            whole(slope);
+                            mma_whole(sum[j], slope, turn);
+                        }
+                    }
+                }
+                __syncwarp();
+            }
+            // A lane has two components of two terms of each tile.
+            auto at_each = [&](auto work) {
+#pragma unroll
+                for (int j = 0; j < TILES; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) work(16 * j + residue + i / 2 * 8, 2 * column + i % 2, sum[j][i]);
+            };
+            auto leave = [&](int k, int c, real value) {
+                k += sweep;
+                if (k >= terms || c >= 4) return;
+                u32 padding = !MOVES && c == 0 ? frame.padding[(size_t)local * n_types + t] : 0;
+                if (padding) {
+                    const real* row = b.radial + 3 * center;
+                    double s = -(double)row[0] * (double)row[1];
+                    value += (real)(padding * s * polynomial(k, (s - b.middle) * b.inv_half));
+                }
+                out[(size_t)c * tk + t * terms + k] = value;
+            };
+            if (share.warps == 1) {
+                at_each(leave);
+                continue;
+            }
+            real* own = sums + share.warp * 4 * SWEEP;
+            at_each([&](int k, int c, real value) {
+                if (c < 4) own[c * SWEEP + k] = value;
+            });
+            share.sync();
+            for (int i = share.thread; i < 4 * SWEEP; i += share.threads) {
+                real value = real(0);
+                for (int w = 0; w < share.warps; w++) value += sums[w * 4 * SWEEP + i];
+                leave(i % SWEEP, i / SWEEP, value);
+            }
+            share.sync();
         }
-        if (t == n_types) break;
-    }
+}
+
+// The memory of this warp and of its row; see feature_launch in store.rs.
+__device__ __forceinline__ real* feature_memory(const Share& share, real*& sums) {
+    real* all = (real*)shared_bytes;
+    sums = all + WARPS * FEATURE_ROWS * PAIR_LD + share.slot * share.warps * 4 * SWEEP;
+    return all + threadIdx.x / 32 * FEATURE_ROWS * PAIR_LD;
 }
 
 __device__ __forceinline__ int center_of(const u32* block, int n_types, int local) {
@@ -185,12 +241,15 @@ __device__ __forceinline__ int center_of(const u32* block, int n_types, int loca
 }
 
 // Q of every row of one frame; `block` [n_types + 1] has the rows of each type.
-extern "C" __global__ void features(const __grid_constant__ Batch b, const Frame* frame, const u32* block) {
-    int local = blockIdx.x, tk = b.n_types * b.terms;
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features(const __grid_constant__ Batch b, const Frame* frame,
+                                                                     const u32* block, int each) {
+    Share share(each);
     after_previous();
     const Frame copy = *frame;
-    int center = center_of(block, b.n_types, local);
-    features_of_row<false>(copy.q + (size_t)local * 4 * tk, b, copy, 0, local, center);
+    if (share.row >= copy.n_rows) return;
+    real *sums, *near = feature_memory(share, sums);
+    real* out = copy.q + (size_t)share.row * 4 * b.n_types * b.terms;
+    features_of_row<false>(out, b, copy, 0, share.row, center_of(block, b.n_types, share.row), share, near, sums);
 }
 
 __device__ __forceinline__ int center_of_row(const Batch& b, int row) {
@@ -201,79 +260,134 @@ __device__ __forceinline__ int center_of_row(const Batch& b, int row) {
 }
 
 // The change of Q of every row of the batch.
-extern "C" __global__ void features_tangent(const __grid_constant__ Batch b) {
-    int row = blockIdx.x, f = b.row_frame[row];
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features_tangent(const __grid_constant__ Batch b, int each) {
+    Share share(each);
+    int row = share.row;
+    if (row >= b.n_rows) return;
+    int f = b.row_frame[row];
     const Frame frame = b.frames[b.turn->slots[f]];
-    features_of_row<true>(b.q_dot + (size_t)row * 4 * b.n_types * b.terms, b, frame, f, b.row_local[row],
-                          center_of_row(b, row));
+    real *sums, *near = feature_memory(share, sums);
+    real* out = b.q_dot + (size_t)row * 4 * b.n_types * b.terms;
+    features_of_row<true>(out, b, frame, f, b.row_local[row], center_of_row(b, row), share, near, sums);
+}
+
+// Numbers of shared memory of a warp of pair_forces, and how far apart the components of dE/dQ stand; see core.rs.
+#define FORCE_ROWS 10
+__device__ __forceinline__ int force_ld(int tk) { return (tk + 31) / 32 * 32 + 4; }
+
+// The value of T e (four numbers), and of U k e (four), for each of a warp's pairs, 16 of them as the rows of a tile. `near`
+// has the first terms of the pairs and then the results, nine numbers apart; `e` has dE/dQ of their type.
+__device__ __forceinline__ void series_of_pairs(real* near, const real* e, int ld, int n, int terms) {
+    int lane = threadIdx.x % 32, residue = lane % 4, column = lane / 4;
+    bool both = n > 16;
+    const real* first = near + column;
+    Walk walk[2][2] = {{Walk(first, 4, residue), Walk(first + 8, 4, residue)},
+                       {Walk(first + 16, 4, residue), Walk(first + 24, 4, residue)}};
+    real values[2][4] = {}, slopes[2][4] = {};
+    e += column % 4 * ld + residue;
+    for (int k = 0; k < terms; k += 8) {
+        Right e_value, e_slope;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            real x = e[k + 4 * i];
+            e_value.x[i] = column < 4 ? x : real(0);
+            e_slope.x[i] = column < 4 ? real(0) : real(k + residue + 4 * i) * x;
+        }
+        whole(e_value), whole(e_slope);
+#pragma unroll
+        for (int g = 0; g < 2; g++) {
+            if (g && !both) break;
+            Left value, slope;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                Walk& w = walk[g][i % 2];
+                value.x[i] = w.t, slope.x[i] = w.u;
+                w.next();
+            }
+            whole(value), whole(slope);
+            mma_whole(values[g], value, e_value);
+            mma_whole(slopes[g], slope, e_slope);
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int g = 0; g < 2; g++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            near[(16 * g + column + i / 2 * 8) * 9 + 2 * residue + i % 2] = values[g][i] + slopes[g][i];
+    __syncwarp();
 }
 
 // dE/dd of every pair of a row, from dE/dQ.
-extern "C" __global__ void __launch_bounds__(160) pair_forces(const __grid_constant__ Batch b) {
-    real* de_q = (real*)shared_bytes;  // [n_types K][8]: dE/dQ of four components, then k times that
-    __shared__ double scratch[8];
-    int row = blockIdx.x, f = b.row_frame[row], local = b.row_local[row];
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __grid_constant__ Batch b, int each) {
+    Share share(each);
+    int row = share.row;
+    if (row >= b.n_rows) return;
+    int n_types = b.n_types, terms = b.terms, tk = n_types * terms, ld = force_ld(tk), lane = threadIdx.x % 32;
+    real* near = (real*)shared_bytes + threadIdx.x / 32 * FORCE_ROWS * PAIR_LD;
+    real* de_q = (real*)shared_bytes + WARPS * FORCE_ROWS * PAIR_LD + share.slot * 4 * ld;
+    __shared__ double virials[WARPS][9];
+    int f = b.row_frame[row], local = b.row_local[row], center = center_of_row(b, row);
     const Frame frame = b.frames[b.turn->slots[f]];
-    int n_types = b.n_types, terms = b.terms, tk = n_types * terms, center = center_of_row(b, row);
     const u32* start = frame.pair_start + (size_t)local * n_types;
-    // Frames and slots do not change in a step: the first pair is made before dE/dQ is there.
-    int p = start[0] + threadIdx.x, end = start[n_types];
-    Pair pair;
-    if (p < end) pair = pair_at(b, frame, p, center);
+    // The warps of the row take `many` pairs of one type in turn.
+    int many = max(16, PAIRS / share.warps), t = 0, p0 = start[0];
+    auto move_on = [&](int turns) {
+        for (; t < n_types; p0 = start[++t]) {
+            int left = ((int)start[t + 1] - p0 + many - 1) / many;
+            if (turns < left) {
+                p0 += turns * many;
+                return;
+            }
+            turns -= left;
+        }
+    };
+    // Frames and slots do not change in a step: the first pairs are made before dE/dQ is there.
+    Pair pair = {};
+    move_on(share.warp);
+    int n = t < n_types ? min(many, (int)start[t + 1] - p0) : 0;
+    if (lane < n) pair = pair_at(b, frame, p0 + lane, center);
     after_previous();
     const real* from = b.de_q + (size_t)row * 4 * tk;
-    constexpr int MANY = 5;
-    for (int i0 = threadIdx.x; i0 < 4 * tk; i0 += MANY * blockDim.x) {
-        real kept[MANY];
+    for (int k = VEC * share.thread; k < tk; k += VEC * share.threads)
 #pragma unroll
-        for (int n = 0; n < MANY; n++) kept[n] = i0 + n * (int)blockDim.x < 4 * tk ? from[i0 + n * blockDim.x] : real(0);
-#pragma unroll
-        for (int n = 0; n < MANY; n++) {
-            int i = i0 + n * blockDim.x, c = i / tk, k = i - c * tk;
-            if (i >= 4 * tk) break;
-            de_q[8 * k + c] = kept[n];
-            de_q[8 * k + 4 + c] = real(k % terms) * kept[n];
-        }
-    }
-    __syncthreads();
+        for (int c = 0; c < 4; c++) put(de_q + c * ld + k, pack_at(from + c * tk + k));
+    share.sync();
     real middle = (real)b.middle, inv_half = (real)b.inv_half;
     double virial[9] = {};
-    for (bool is_next = false; p < end; p += blockDim.x, is_next = true) {
-        int t = 0;
-        while (p >= (int)start[t + 1]) t++;
-        if (is_next) pair = pair_at(b, frame, p, center);
-        real x = (pair.s - middle) * inv_half, two_x = x + x;
-        real t_k = 1, t_old = x, u_k = 0, u_old = -1;
-        real value[4] = {}, slope[4] = {};
-        const real* e = de_q + (size_t)8 * t * terms;
-#pragma unroll 4
-        for (int k = 0; k < terms; k++) {
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                value[c] = fused(t_k, e[8 * k + c], value[c]);
-                slope[c] = fused(u_k, e[8 * k + 4 + c], slope[c]);
+    while (t < n_types) {
+        leave_terms(near + lane, 4, (pair.s - middle) * inv_half, lane < n);
+        __syncwarp();
+        series_of_pairs(near, de_q + t * terms, ld, n, terms);
+        if (lane < n) {
+            const real *d = pair.d, *value = near + 9 * lane, *slope = value + 4;
+            real turn = slope[0] * pair.s + pair.q * (slope[1] * d[0] + slope[2] * d[1] + slope[3] * d[2]);
+            real de_s = value[0] + inv_half * turn;
+            real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
+            real radial = pair.s_slope * de_s + pair.q_slope * along;
+            real* out = b.de_d + ((size_t)f * b.pair_stride + p0 + lane) * 3;
+            for (int k = 0; k < 3; k++) {
+                real de = pair.q * value[k + 1] + radial * d[k];
+                out[k] = de;
+                if (b.wants_virial)
+                    for (int l = 0; l < 3; l++) virial[3 * l + k] -= (double)d[l] * (double)de;
             }
-            real next = fused(two_x, t_k, -t_old);
-            t_old = t_k, t_k = next;
-            next = fused(two_x, u_k, -u_old);
-            u_old = u_k, u_k = next;
         }
-        const real* d = pair.d;
-        real turn = slope[0] * pair.s + pair.q * (slope[1] * d[0] + slope[2] * d[1] + slope[3] * d[2]);
-        real de_s = value[0] + inv_half * turn;
-        real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
-        real radial = pair.s_slope * de_s + pair.q_slope * along;
-        real* out = b.de_d + ((size_t)f * b.pair_stride + p) * 3;
-        for (int k = 0; k < 3; k++) {
-            real de = pair.q * value[k + 1] + radial * d[k];
-            out[k] = de;
-            if (b.wants_virial)
-                for (int l = 0; l < 3; l++) virial[3 * l + k] -= (double)d[l] * (double)de;
-        }
+        move_on(share.warps);
+        if (t == n_types) break;
+        n = min(many, (int)start[t + 1] - p0);
+        if (lane < n) pair = pair_at(b, frame, p0 + lane, center);
+        __syncwarp();
     }
     if (!b.wants_virial) return;
     for (int k = 0; k < 9; k++) {
-        double sum = block_sum(virial[k], scratch);
-        if (threadIdx.x == 0) b.row_virial[(size_t)9 * row + k] = sum;
+        double sum = warp_sum(virial[k]);
+        if (lane == 0) virials[threadIdx.x / 32][k] = sum;
+    }
+    share.sync();
+    if (share.thread < 9) {
+        double sum = 0;
+        for (int w = 0; w < share.warps; w++) sum += virials[share.slot * share.warps + w][share.thread];
+        b.row_virial[(size_t)9 * row + share.thread] = sum;
     }
 }

@@ -1,0 +1,89 @@
+//! How the kernels of pairs and descriptors share rows out: `Share` of `kernels/common.cu`.
+
+use super::device::Device;
+
+/// Warps of a block, and its threads.
+const WARPS: usize = 8;
+pub const THREADS: usize = 32 * WARPS;
+/// Pairs of a warp in shared memory: numbers of each, and how far apart they stand. As in `kernels/pairs.cu`.
+const FEATURE_ROWS: usize = 26;
+const FORCE_ROWS: usize = 10;
+const PAIR_LD: usize = 36;
+const SWEEP: usize = 96;
+
+/// Rows of a batch, shared out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Rows of a block: 1, 2, 4 or 8. The other warps of the block help with them.
+    pub each: i32,
+    pub blocks: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+impl Share {
+    /// Rows that take so many numbers of shared memory each, beside those of the block: a warp for each row where there are
+    /// rows enough to keep the GPU busy, else more.
+    fn new(device: &Device, n_rows: usize, of_row: usize, of_block: impl Fn(usize) -> usize) -> Share {
+        Self::fit(device.multiprocessors, device.max_shared() / device.numbers.size(), n_rows, of_row, of_block)
+            .scaled(device.numbers.size())
+    }
+
+    fn fit(
+        multiprocessors: usize,
+        room: usize,
+        n_rows: usize,
+        of_row: usize,
+        of_block: impl Fn(usize) -> usize,
+    ) -> Share {
+        let numbers = |each: usize| each * of_row + of_block(each);
+        let is_good = |each: usize| each * 4 * multiprocessors <= n_rows && 2 * numbers(each) <= room;
+        let each = [8, 4, 2].into_iter().find(|&each| is_good(each)).unwrap_or(1);
+        Share { each: each as i32, blocks: n_rows.div_ceil(each), shared: numbers(each) }
+    }
+
+    fn scaled(self, size: usize) -> Share {
+        Share { shared: self.shared * size, ..self }
+    }
+
+    /// For kernels that keep a few numbers of each row.
+    pub fn of_rows(device: &Device, n_rows: usize, numbers: usize) -> Share {
+        Self::new(device, n_rows, numbers, |_| 0)
+    }
+
+    /// For the adjoint of the descriptor: all warps leave their sums over rows of D.
+    pub fn of_adjoint(device: &Device, n_rows: usize, ldm: usize, m2: usize) -> Share {
+        Self::new(device, n_rows, 8 * ldm, |_| 4 * WARPS * m2)
+    }
+
+    /// For features and their tangent.
+    pub fn of_features(device: &Device, n_rows: usize) -> Share {
+        let pieces = |each: usize| if each < WARPS { 4 * WARPS * SWEEP } else { 0 };
+        Self::new(device, n_rows, 0, |each| WARPS * FEATURE_ROWS * PAIR_LD + pieces(each))
+    }
+
+    /// For the forces of pairs; dE/dQ of a row has 4 times `tk` numbers.
+    pub fn of_forces(device: &Device, n_rows: usize, tk: usize) -> Share {
+        let ld = tk.next_multiple_of(32) + 4;
+        Self::new(device, n_rows, 4 * ld, |_| WARPS * FORCE_ROWS * PAIR_LD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_get_a_block_each_and_many_a_warp_each() {
+        let of = |n_rows: usize| Share::fit(132, 28_000, n_rows, 800, |_| 512);
+        assert_eq!(of(192), Share { each: 1, blocks: 192, shared: 1312 });
+        assert_eq!(of(3072).each, 4);
+        assert_eq!(of(49_153), Share { each: 8, blocks: 6145, shared: 6912 });
+    }
+
+    #[test]
+    fn rows_that_need_much_memory_get_more_warps() {
+        let of = |numbers: usize| Share::fit(132, 28_000, 49_152, numbers, |_| 0).each;
+        assert_eq!((of(1750), of(1751), of(7001), of(20_000)), (8, 4, 1, 1));
+    }
+}
