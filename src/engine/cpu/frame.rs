@@ -3,7 +3,7 @@
 //! The features Q of the series are made anew in every step: that takes two hundredths of it, and keeping them would double
 //! the memory of a frame.
 
-use super::chebyshev::Plan;
+use super::chebyshev::{Plan, SKEW};
 use super::pairs::{self, Rows, Scale};
 use super::real::Real;
 use super::walk::Terms;
@@ -209,7 +209,12 @@ pub fn empty_slot(model: &Dp, center: usize) -> f64 {
 impl Plan {
     /// The change of variables for the kernels.
     pub fn scale<T: Real>(&self) -> Scale<T> {
-        Scale { middle: T::from_f64(self.middle), inv_half: T::from_f64(1.0 / self.half) }
+        Scale {
+            middle: T::from_f64(self.middle),
+            inv_half: T::from_f64(1.0 / self.half),
+            skew: T::from_f64(SKEW),
+            slope: T::from_f64((1.0 - SKEW * SKEW) / self.half),
+        }
     }
 
     /// The part of Q that is not zero for one empty slot of a centre type: s T_k(s) `[K]`.
@@ -222,7 +227,8 @@ impl Plan {
 
     /// T_0, T_1, ... at `s`.
     fn polynomials(&self, s: f64) -> impl Iterator<Item = f64> {
-        let x = (s - self.middle) / self.half;
+        let u = (s - self.middle) / self.half;
+        let x = (u + SKEW) / (1.0 + SKEW * u);
         let (mut t, mut t_old) = (1.0, x);
         (0..self.terms).map(move |_| {
             let now = t;

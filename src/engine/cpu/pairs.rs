@@ -34,6 +34,9 @@ pub struct Rows<T> {
 pub struct Scale<T> {
     pub middle: T,
     pub inv_half: T,
+    pub skew: T,
+    /// `(1 - skew^2) inv_half`
+    pub slope: T,
 }
 
 type Lanes<T> = [T; CHUNK];
@@ -92,9 +95,17 @@ impl<T: Real> Chunk<T> {
     }
 }
 
+/// The argument of the polynomials and its derivative.
 #[inline(always)]
-fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> Lanes<T> {
-    std::array::from_fn(|l| (s[l] - scale.middle) * scale.inv_half)
+fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> [Lanes<T>; 2] {
+    let (mut x, mut slope) = ([T::ZERO; CHUNK], [T::ZERO; CHUNK]);
+    for l in 0..CHUNK {
+        let u = (s[l] - scale.middle) * scale.inv_half;
+        let inv = T::ONE / scale.skew.fma(u, T::ONE);
+        x[l] = (u + scale.skew) * inv;
+        slope[l] = scale.slope * inv * inv;
+    }
+    [x, slope]
 }
 
 multiversion! {
@@ -113,7 +124,8 @@ multiversion! {
             for l in 0..CHUNK {
                 walk.a[l] = [s[l], q[l] * d[0][l], q[l] * d[1][l], q[l] * d[2][l]];
             }
-            walk.start(&argument(&s, scale), width, false);
+            let [x, _] = argument(&s, scale);
+            walk.start(&x, width, false);
             walk.add_to(out, stride, terms, here, false);
             p += here;
         }
@@ -131,12 +143,13 @@ multiversion! {
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
+            let [x, x_slope] = argument(&s, scale);
             let v = [0, 1, 2].map(|k| lanes(d_dot[k], p - first, here, T::ZERO));
             for l in 0..CHUNK {
                 // d . d_dot = r r_dot
                 let rr = d[0][l] * v[0][l] + d[1][l] * v[1][l] + d[2][l] * v[2][l];
                 let s_dot = s_slope[l] * rr;
-                let (along, turn) = (q_slope[l] * rr, scale.inv_half * s_dot);
+                let (along, turn) = (q_slope[l] * rr, x_slope[l] * s_dot);
                 walk.a[l] = [
                     s_dot,
                     q[l] * v[0][l] + along * d[0][l],
@@ -146,7 +159,7 @@ multiversion! {
                 let turn_q = turn * q[l];
                 walk.b[l] = [turn * s[l], turn_q * d[0][l], turn_q * d[1][l], turn_q * d[2][l]];
             }
-            walk.start(&argument(&s, scale), width, true);
+            walk.start(&x, width, true);
             walk.add_to(out, stride, terms, here, true);
             p += here;
         }
@@ -190,14 +203,14 @@ multiversion! {
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
-            let x = argument(&s, scale);
+            let [x, x_slope] = argument(&s, scale);
             let mut sums = [[T::ZERO; CHUNK]; 8];
             evaluate(&mut sums, series, &x);
             let [value, slope]: [[Lanes<T>; 4]; 2] = [[sums[0], sums[1], sums[2], sums[3]], [sums[4], sums[5], sums[6], sums[7]]];
             let mut out = [[T::ZERO; CHUNK]; 3];
             for l in 0..CHUNK {
                 let turn = slope[0][l] * s[l] + q[l] * (slope[1][l] * d[0][l] + slope[2][l] * d[1][l] + slope[3][l] * d[2][l]);
-                let de_s = value[0][l] + scale.inv_half * turn;
+                let de_s = value[0][l] + x_slope[l] * turn;
                 let along = value[1][l] * d[0][l] + value[2][l] * d[1][l] + value[3][l] * d[2][l];
                 let radial = s_slope[l] * de_s + q_slope[l] * along;
                 for k in 0..3 {

@@ -166,6 +166,7 @@ impl Core {
         if let Some(series) = &self.series {
             c.middle = series.plan.middle;
             c.inv_half = 1.0 / series.plan.half;
+            c.skew = chebyshev::SKEW;
             c.terms = series.plan.terms as i32;
         }
         if let Some((loss, start_lr)) = &self.terms.loss {

@@ -78,7 +78,7 @@ structures! {
         energy: DevicePtr, virial: DevicePtr, dl_force: DevicePtr, dl_virial: DevicePtr, dl_atom_energy: DevicePtr,
         dl_energy: DevicePtr, dl_e: DevicePtr, row_virial: DevicePtr, row_sums: DevicePtr, frame_sums: DevicePtr,
         values: DevicePtr,
-        middle: f64, inv_half: f64, rcut_smth: f64, inv_width: f64, protection: f64, delta: [f64; 3],
+        middle: f64, inv_half: f64, skew: f64, rcut_smth: f64, inv_width: f64, protection: f64, delta: [f64; 3],
         relative_f: f64, n_real: f64, start_lr: f64,
         n_frames: i32, n_rows: i32, n_types: i32, terms: i32, m1: i32, m2: i32, ldm: i32, n_extra: i32,
         ldx: i32, ld_last: i32, n_last: i32, pair_stride: i32, atom_stride: i32, function: i32, f_use_norm: i32,

@@ -9,7 +9,7 @@ pub const THREADS: usize = 32 * WARPS;
 const FEATURE_ROWS: usize = 26;
 const FORCE_ROWS: usize = 10;
 const PAIR_LD: usize = 36;
-const SWEEP: usize = 96;
+const SWEEP: usize = 128;
 
 /// Rows of a batch, shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +25,14 @@ impl Share {
     /// Rows that take so many numbers of shared memory each, beside those of the block: a warp for each row where there are
     /// rows enough to keep the GPU busy, else more.
     fn new(device: &Device, n_rows: usize, of_row: usize, of_block: impl Fn(usize) -> usize) -> Share {
-        Self::fit(device.multiprocessors, device.max_shared() / device.numbers.size(), n_rows, of_row, of_block)
-            .scaled(device.numbers.size())
+        Self::fit(
+            device.multiprocessors,
+            device.max_shared() / device.numbers.size(),
+            n_rows,
+            of_row,
+            of_block,
+        )
+        .scaled(device.numbers.size())
     }
 
     fn fit(
@@ -37,7 +43,7 @@ impl Share {
         of_block: impl Fn(usize) -> usize,
     ) -> Share {
         let numbers = |each: usize| each * of_row + of_block(each);
-        let is_good = |each: usize| each * 4 * multiprocessors <= n_rows && 2 * numbers(each) <= room;
+        let is_good = |each: usize| 4 * each * multiprocessors <= 3 * n_rows && 2 * numbers(each) <= room;
         let each = [8, 4, 2].into_iter().find(|&each| is_good(each)).unwrap_or(1);
         Share { each: each as i32, blocks: n_rows.div_ceil(each), shared: numbers(each) }
     }
@@ -77,7 +83,7 @@ mod tests {
     fn few_rows_get_a_block_each_and_many_a_warp_each() {
         let of = |n_rows: usize| Share::fit(132, 28_000, n_rows, 800, |_| 512);
         assert_eq!(of(192), Share { each: 1, blocks: 192, shared: 1312 });
-        assert_eq!(of(3072).each, 4);
+        assert_eq!((of(768).each, of(3072).each), (4, 8));
         assert_eq!(of(49_153), Share { each: 8, blocks: 6145, shared: 6912 });
     }
 

@@ -132,7 +132,7 @@ struct Batch {
     double* row_sums;          // [n_rows, 6] force terms of the loss: penalty, square, absolute; twice
     double* frame_sums;        // [n_frames, 5, 3]
     double* values;            // [places, 16] loss, then square, absolute, count of five terms
-    double middle, inv_half;   // the change of variables of the series
+    double middle, inv_half, skew;  // the change of variables of the series
     double rcut_smth, inv_width, protection;
     double delta[3];           // Huber: energy, force, virial
     double relative_f;         // NaN: absolute
@@ -187,7 +187,7 @@ template <int N, typename F> __device__ __forceinline__ void copy_many(F* to, co
     for (int i0 = threadIdx.x; i0 < n; i0 += N * blockDim.x) {
         F kept[N];
 #pragma unroll
-        for (int k = 0; k < N; k++) kept[k] = i0 + k * (int)blockDim.x < n ? from[i0 + k * blockDim.x] : F(0);
+        for (int k = 0; k < N; k++) kept[k] = from[min(i0 + k * (int)blockDim.x, n - 1)];
 #pragma unroll
         for (int k = 0; k < N; k++)
             if (i0 + k * (int)blockDim.x < n) to[i0 + k * blockDim.x] = kept[k];

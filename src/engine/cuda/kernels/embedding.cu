@@ -1,6 +1,9 @@
 // The embedding nets at the nodes of the Chebyshev series, in double precision: values, coefficients, gradients.
 // The formulas of engine/cpu/chebyshev.rs and engine/cpu/net.rs.
 
+// Kernels that wait for memory say that one block on a multiprocessor is enough: else the compiler spares registers and lets
+// few loads be under way at a time.
+
 // Nodes of one block, and columns that its threads work on at once, two threads for each.
 #define NODES 2
 #define COLUMNS 128
@@ -17,12 +20,12 @@ __device__ __forceinline__ double* trace_of(const Embedding& e, int net, int l, 
 // The parameters of a net, in shared memory where they fit (`room` numbers), else where they are.
 __device__ __forceinline__ const double* near(double* shared, const double* params, int size, int room) {
     if (size > room) return params;
-    copy_many<13>(shared, params, size);
+    copy_many<26>(shared, params, size);
     return shared;
 }
 
 // The nets at NODES nodes for each block.
-extern "C" __global__ void __launch_bounds__(256) embed_forward(const __grid_constant__ Embedding e, int room) {
+extern "C" __global__ void __launch_bounds__(256, 1) embed_forward(const __grid_constant__ Embedding e, int room) {
     after_previous();
     double* x = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
     int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES;
@@ -55,23 +58,26 @@ extern "C" __global__ void __launch_bounds__(256) embed_forward(const __grid_con
     }
 }
 
-// sum[r] = sum_k weights[r][k] from[k * ld + m] of one column, half of the terms on each of two threads; whole on the
-// first of them.
+// Weights of the nodes of a block in its transform: room for 192 terms, and zeros where a batch of loads ends behind them.
+#define BATCH 26
+#define ROOM (192 + 2 * BATCH)
+
+// sum[r] = sum_k weights[r][k] from[k * ld + m] of one column, every other term on each of two threads; whole on the first
+// of them.
 template <typename F> __device__ __forceinline__ void transform_column(double (&sum)[NODES], double (*halves)[COLUMNS],
-                                                                       const double (*weights)[192], const F* from,
+                                                                       const double (*weights)[ROOM], const F* from,
                                                                        int ld, int m, bool is_there, int terms) {
     int half = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
 #pragma unroll
     for (int r = 0; r < NODES; r++) sum[r] = 0;
-    constexpr int MANY = 22;
-    for (int k0 = half * terms / 2, end = k0 + terms / 2; is_there && k0 < end; k0 += MANY) {
-        F v[MANY];
+    for (int k0 = half; is_there && k0 < terms; k0 += 2 * BATCH) {
+        F v[BATCH];
 #pragma unroll
-        for (int k = 0; k < MANY; k++) v[k] = k0 + k < end ? from[(k0 + k) * ld + m] : F(0);
+        for (int k = 0; k < BATCH; k++) v[k] = from[min(k0 + 2 * k, terms - 1) * ld + m];
 #pragma unroll
-        for (int k = 0; k < MANY; k++)
+        for (int k = 0; k < BATCH; k++)
 #pragma unroll
-            for (int r = 0; r < NODES; r++) sum[r] = fma(weights[r][min(k0 + k, end - 1)], (double)v[k], sum[r]);
+            for (int r = 0; r < NODES; r++) sum[r] = fma(weights[r][k0 + 2 * k], (double)v[k], sum[r]);
     }
     __syncthreads();
     if (half)
@@ -82,14 +88,16 @@ template <typename F> __device__ __forceinline__ void transform_column(double (&
 }
 
 // Coefficients = transform * values at the nodes, and how large the last of them are.
-extern "C" __global__ void __launch_bounds__(256) embed_transform(const __grid_constant__ Embedding e) {
-    __shared__ double weights[NODES][192], halves[NODES][COLUMNS];
+extern "C" __global__ void __launch_bounds__(256, 1) embed_transform(const __grid_constant__ Embedding e) {
+    __shared__ double weights[NODES][ROOM], halves[NODES][COLUMNS];
     __shared__ double scratch[16];
     int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES;
     int m1 = e.layers[e.n_layers - 1].n_out, terms = e.terms;
     const double* values = trace_of(e, net, e.n_layers - 1, TRACE_Y);
-    for (int i = threadIdx.x; i < NODES * terms; i += blockDim.x)
-        weights[i / terms][i % terms] = e.transform[(first + i / terms) * terms + i % terms];
+    for (int i = threadIdx.x; i < NODES * ROOM; i += blockDim.x) {
+        int r = i / ROOM, k = i % ROOM;
+        weights[r][k] = k < terms ? e.transform[(first + r) * terms + k] : 0.0;
+    }
     after_previous();
     __syncthreads();
     double last = 0, largest = 0;
@@ -121,12 +129,14 @@ extern "C" __global__ void __launch_bounds__(256) embed_transform(const __grid_c
 }
 
 // From dL/dcoefficients to dL/dz of every layer, NODES nodes for each block.
-extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_constant__ Embedding e, int room) {
-    __shared__ double weights[NODES][192], halves[NODES][COLUMNS];
+extern "C" __global__ void __launch_bounds__(256, 1) embed_backward(const __grid_constant__ Embedding e, int room) {
+    __shared__ double weights[NODES][ROOM], halves[NODES][COLUMNS];
     double* shared = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
     int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES, terms = e.terms;
-    for (int i = threadIdx.x; i < NODES * terms; i += blockDim.x)
-        weights[i % NODES][i / NODES] = e.transform[i / NODES * terms + first + i % NODES];
+    for (int i = threadIdx.x; i < NODES * ROOM; i += blockDim.x) {
+        int r = i % NODES, k = i / NODES;
+        weights[r][k] = k < terms ? e.transform[k * terms + first + r] : 0.0;
+    }
     const double* params = near((double*)shared_bytes, e.params + (size_t)net * e.net_size, e.net_size, room);
     // f and d of this thread's first element of a layer are loaded one layer ahead.
     double f_next = 0, d_next = 0;
@@ -197,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(256) embed_backward(const __grid_co
 #define WEIGHTS 64
 
 // The gradient of the nets from dL/dz of all nodes (`params` null), or their update. `trained` has a flag for each net.
-extern "C" __global__ void __launch_bounds__(256) embed_weights(const __grid_constant__ Embedding e, double* params,
+extern "C" __global__ void __launch_bounds__(256, 1) embed_weights(const __grid_constant__ Embedding e, double* params,
                                                                 double* first_moment, double* second_moment,
                                                                 const u32* trained, const Turn* turn,
                                                                 const Status* status) {
@@ -221,24 +231,26 @@ extern "C" __global__ void __launch_bounds__(256) embed_weights(const __grid_con
         if (layer.idt >= 0 && i >= layer.idt && i < layer.idt + n)
             dl = trace_of(e, net, l, TRACE_DL_T) + (i - layer.idt), ld = n;
     }
-    // Nobody but the update before this one writes these.
+    // Nobody but the update before this one writes these; the numbers of the step and the status are there since the loss.
     size_t at = (size_t)net * e.net_size + i;
-    bool ends = !part && i < e.net_size;
+    bool ends = !part && i < e.net_size, updates = params && trained[net] && !status->bad_step;
+    const Turn rule = *turn;
     double p = 0, m = 0, s = 0;
     if (ends && params) p = params[at], m = first_moment[at], s = second_moment[at];
     after_previous();
     double sum = 0;
     if (dl) {
-        constexpr int MANY = 11;
+        constexpr int MANY = 14;
+        const double* factor = x ? x : dl;
         for (int r0 = part * (e.terms / 4), end = r0 + e.terms / 4; r0 < end; r0 += MANY) {
             double a[MANY], d[MANY];
 #pragma unroll
             for (int k = 0; k < MANY; k++) {
-                bool is_there = r0 + k < end;
-                a[k] = is_there && x ? x[(r0 + k) * ldx] : 1.0, d[k] = is_there ? dl[(r0 + k) * ld] : 0.0;
+                int r = min(r0 + k, end - 1);
+                a[k] = factor[r * (x ? ldx : ld)], d[k] = dl[r * ld];
             }
 #pragma unroll
-            for (int k = 0; k < MANY; k++) sum = fma(a[k], d[k], sum);
+            for (int k = 0; k < MANY; k++) sum = fma(x ? a[k] : 1.0, r0 + k < end ? d[k] : 0.0, sum);
         }
     }
     sums[part][threadIdx.x % WEIGHTS] = sum;
@@ -249,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(256) embed_weights(const __grid_con
         e.partial[at] = sum;
         return;
     }
-    if (!trained[net] || status->bad_step) return;
-    adam_step(p, m, s, sum, 1.0, *turn);
+    if (!updates) return;
+    adam_step(p, m, s, sum, 1.0, rule);
     params[at] = p, first_moment[at] = m, second_moment[at] = s;
 }

@@ -8,7 +8,7 @@
 #define PAIRS 32
 #define PAIR_LD 36
 // Terms of the features that a warp makes in one sweep over the pairs, in tiles of 16.
-#define TILES 6
+#define TILES 8
 #define SWEEP (16 * TILES)
 
 #if PRODUCTS == 64
@@ -23,10 +23,7 @@ struct Left { float x[4]; u32 large[4], small[4]; };
 struct Right { float x[2]; u32 large[2], small[2]; };
 template <typename Frag> __device__ __forceinline__ void whole(Frag& frag) {
 #pragma unroll
-    for (int i = 0; i < (int)(sizeof(frag.x) / sizeof(float)); i++) {
-        frag.large[i] = to_tf32(frag.x[i]);
-        frag.small[i] = to_tf32(frag.x[i] - __uint_as_float(frag.large[i]));
-    }
+    for (int i = 0; i < (int)(sizeof(frag.x) / sizeof(float)); i++) two_parts(frag.x[i], frag.large[i], frag.small[i]);
 }
 __device__ __forceinline__ void mma_whole(real* c, const Left& a, const Right& b) {
     mma_tf32(c, a.small, b.large);
@@ -59,6 +56,15 @@ __device__ __forceinline__ Pair pair_at(const Batch& b, const Frame& frame, int 
 
 // T_k at x.
 __device__ __noinline__ double polynomial(int k, double x) { return cos(k * acos(fmin(1.0, fmax(-1.0, x)))); }
+
+// The argument of the polynomials and its derivative: engine/cpu/chebyshev.rs.
+template <typename F> struct Argument {
+    F x, slope;
+    __device__ __forceinline__ Argument(const Batch& b, F s) {
+        F skew = (F)b.skew, inv_half = (F)b.inv_half, u = (s - (F)b.middle) * inv_half, inv = F(1) / fused(skew, u, F(1));
+        x = (u + skew) * inv, slope = (F(1) - skew * skew) * inv_half * inv * inv;
+    }
+};
 
 // T and U of one pair at terms k, k + n, k + 2n ..
 struct Walk {
@@ -104,7 +110,6 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
     // Few pairs each where several warps share a row.
     int each = max(8, PAIRS / share.warps);
     const u32* start = frame.pair_start + (size_t)local * n_types;
-    real middle = (real)b.middle, inv_half = (real)b.inv_half;
     real *functions = near + 18 * PAIR_LD, *turns = functions + 4 * PAIR_LD;
     real u_i[3] = {};
     bool waits = MOVES;
@@ -121,7 +126,8 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
                 bool is_there = lane < n;
                 Pair pair = {};
                 if (is_there) pair = pair_at(b, frame, p, center);
-                leave_terms(near + lane, 8, (pair.s - middle) * inv_half, is_there);
+                Argument<real> argument(b, pair.s);
+                leave_terms(near + lane, 8, argument.x, is_there);
                 if (waits) {
                     // Frames and slots do not change in a step: what is above needs no wait.
                     after_previous();
@@ -143,7 +149,7 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
                         }
                     }
                     // The change of the functions, and that of the series' argument times the functions.
-                    real s_dot = pair.s_slope * along, turn = inv_half * s_dot;
+                    real s_dot = pair.s_slope * along, turn = argument.slope * s_dot;
                     functions[lane] = s_dot, turns[lane] = turn * pair.s;
                     for (int k = 0; k < 3; k++) {
                         functions[(k + 1) * PAIR_LD + lane] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
@@ -205,7 +211,7 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
                 if (padding) {
                     const real* row = b.radial + 3 * center;
                     double s = -(double)row[0] * (double)row[1];
-                    value += (real)(padding * s * polynomial(k, (s - b.middle) * b.inv_half));
+                    value += (real)(padding * s * polynomial(k, Argument<double>(b, s).x));
                 }
                 out[(size_t)c * tk + t * terms + k] = value;
             };
@@ -353,16 +359,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
 #pragma unroll
         for (int c = 0; c < 4; c++) put(de_q + c * ld + k, pack_at(from + c * tk + k));
     share.sync();
-    real middle = (real)b.middle, inv_half = (real)b.inv_half;
     double virial[9] = {};
     while (t < n_types) {
-        leave_terms(near + lane, 4, (pair.s - middle) * inv_half, lane < n);
+        Argument<real> argument(b, pair.s);
+        leave_terms(near + lane, 4, argument.x, lane < n);
         __syncwarp();
         series_of_pairs(near, de_q + t * terms, ld, n, terms);
         if (lane < n) {
             const real *d = pair.d, *value = near + 9 * lane, *slope = value + 4;
             real turn = slope[0] * pair.s + pair.q * (slope[1] * d[0] + slope[2] * d[1] + slope[3] * d[2]);
-            real de_s = value[0] + inv_half * turn;
+            real de_s = value[0] + argument.slope * turn;
             real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
             real radial = pair.s_slope * de_s + pair.q_slope * along;
             real* out = b.de_d + ((size_t)f * b.pair_stride + p0 + lane) * 3;

@@ -112,10 +112,15 @@ __device__ __forceinline__ u32 to_tf32(float x) {
     asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(y) : "f"(x));
     return y;
 }
+// The first bits of a float, and what is left of it, of which a product reads the first bits.
+__device__ __forceinline__ void two_parts(float x, u32& large, u32& small) {
+    large = __float_as_uint(x) & 0xffffe000u;
+    small = __float_as_uint(x - __uint_as_float(large));
+}
 template <typename Frag> __device__ __forceinline__ void split(Frag& frag) {
     for (int i = 0; i < (int)(sizeof(frag.x) / sizeof(float)); i++) {
-        frag.large[i] = to_tf32(frag.x[i]);
-        if (PRODUCTS == 32) frag.small[i] = to_tf32(frag.x[i] - __uint_as_float(frag.large[i]));
+        if (PRODUCTS == 32) two_parts(frag.x[i], frag.large[i], frag.small[i]);
+        else frag.large[i] = to_tf32(frag.x[i]);
     }
 }
 __device__ __forceinline__ void mma_tf32(float* c, const u32* a, const u32* b) {
@@ -372,7 +377,6 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         BLoader;
 
     static __device__ void run(const Products& p) {
-        after_previous();
         real* shared = (real*)shared_bytes;
         int which = 0, tile = blockIdx.x;
         while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;
@@ -400,10 +404,7 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         BLoader load_b;
         const real* const* rows = t.rows;
         int lda = t.lda, ldb = t.ldb;
-        if (steps) {
-            load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
-            load_b.start(t.b, nullptr, ldb, col0, t.n, k0, k1);
-        }
+        if (steps) load_b.start(t.b, nullptr, ldb, col0, t.n, k0, k1);
         // Warps wait for copies and for free room, never for each other: a stage is full when the copies of all threads
         // are there, and empty when all warps have read it.
         __shared__ u64 full[STAGES], empty[STAGES];
@@ -424,8 +425,23 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
             if (++write == STAGES) write = 0, write_parity ^= 1;
         };
         bool inside = row0 + BM <= t.m && col0 + BN <= t.n;
+        // Where A is not transposed, B has weights or coefficients, which do not change between an update and the next: the
+        // first of them come before the kernel that makes A has ended.
+        auto load_first = [&](auto&& load_one) {
 #pragma unroll 1
-        for (int s = 0; s < AHEAD && next_k < k1; s++) load(No());
+            for (int s = 0; s < AHEAD && k0 + s * BK < k1; s++)
+                load_one(shared + s * (A_SIZE + B_SIZE), k0 + s * BK);
+        };
+        auto first_b = [&](real* at, int k) { load_b.template load<false>(at + A_SIZE, nullptr, ldb, k, k1, col0); };
+        if (!A_T) load_first(first_b);
+        after_previous();
+        if (A_T) load_first(first_b);
+        if (steps) load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
+        load_first([&](real* at, int k) {
+            load_a.template load<false>(at, rows, lda, k, k1, row0);
+            phase_arrive_copied(full + write);
+            next_k += BK, write++;
+        });
         // What the end of a small tile reads is on its way while the sums are made.
         Inputs early;
         if (EARLY && (int)threadIdx.x < PACKS) {
