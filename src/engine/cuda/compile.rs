@@ -203,15 +203,19 @@ mod tests {
         let kernels: Vec<&str> = source.split("__global__").skip(1).collect();
         for kernel in &kernels {
             let name: String = kernel.chars().take(120).collect();
-            let waits = ["after_previous();", "::run(p);", "features_of_row<true>("];
-            assert!(waits.iter().any(|call| kernel.contains(call)), "{name}");
+            let body = kernel.split("\n}\n").next().unwrap_or_default();
+            let waits = ["after_previous();", "::run(p);", "_of_row<"];
+            assert!(waits.iter().any(|call| body.contains(call)) || kernel.contains("PRODUCT("), "{name}");
         }
         let run = source.split("void run(const Products& p) {").nth(1).expect("products have one body");
-        assert!(run.trim_start().starts_with("after_previous();"), "products wait first");
-        let features = source.split("void features_of_row").nth(1).expect("features have one body");
-        assert!(
-            features.split("features_of_row").next().is_some_and(|body| body.contains("after_previous();"))
-        );
+        let before_a = run.split("load_a.start(").next().unwrap_or_default();
+        assert!(before_a.contains("after_previous();"), "products wait before they read what a kernel made");
+        for shared in ["descriptor_of_row", "tangent_of_row", "adjoint_of_row", "features_of_row"] {
+            let body =
+                source.split(&format!("void {shared}(")).nth(1).expect("kernels of rows have one body");
+            let body = body.split("\n}\n").next().unwrap_or_default();
+            assert!(body.contains("after_previous();"), "{shared}");
+        }
         assert!(kernels.len() > 15, "{} kernels", kernels.len());
     }
 

@@ -101,27 +101,30 @@ __device__ __forceinline__ void leave_terms(real* to, int n, real x, bool is_the
 #define FEATURE_ROWS (18 + 8)
 
 // Q of a row (MOVES false), or its change along the direction -dL/dF (MOVES true), written to `out`; its warps share the
-// pairs. `near` is the warp's own memory, `sums` that of all warps of the row.
+// types, and the pairs of each. `near` is the warp's own memory, `sums` that of all warps of the row.
 template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out, const Batch& b, const Frame& frame, int f,
                                                                       int local, int center, const Share& share,
                                                                       real* near, real* sums) {
     int lane = threadIdx.x % 32, residue = lane / 4, column = lane % 4;
     int n_types = b.n_types, terms = b.terms, tk = n_types * terms;
-    // Few pairs each where several warps share a row.
-    int each = max(8, PAIRS / share.warps);
+    int types = min(n_types, share.warps), warps = share.warps / types;  // types at once, warps of each
+    int own_type = share.warp / warps, own = share.warp % warps;
+    int each = min(PAIRS, 2 * PAIRS / warps);  // few pairs each where several warps share them
     const u32* start = frame.pair_start + (size_t)local * n_types;
     real *functions = near + 18 * PAIR_LD, *turns = functions + 4 * PAIR_LD;
     real u_i[3] = {};
     bool waits = MOVES;
     for (int sweep = 0; sweep < terms; sweep += SWEEP)
-        for (int t = 0; t < n_types; t++) {
+        for (int t0 = 0; t0 < n_types; t0 += types) {
+            int t = t0 + own_type;
+            bool has_type = own_type < types && t < n_types;
             real sum[TILES][4];
 #pragma unroll
             for (int j = 0; j < TILES; j++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) sum[j][i] = real(0);
-            int end = start[t + 1];
-            for (int p0 = start[t] + share.warp * each; waits || p0 < end; p0 += share.warps * each) {
+            int end = has_type ? start[t + 1] : 0;
+            for (int p0 = has_type ? start[t] + own * each : 0; waits || p0 < end; p0 += warps * each) {
                 int p = p0 + lane, n = min(each, end - p0);
                 bool is_there = lane < n;
                 Pair pair = {};
@@ -204,7 +207,7 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
 #pragma unroll
                     for (int i = 0; i < 4; i++) work(16 * j + residue + i / 2 * 8, 2 * column + i % 2, sum[j][i]);
             };
-            auto leave = [&](int k, int c, real value) {
+            auto leave = [&](int t, int k, int c, real value) {
                 k += sweep;
                 if (k >= terms || c >= 4) return;
                 u32 padding = !MOVES && c == 0 ? frame.padding[(size_t)local * n_types + t] : 0;
@@ -216,18 +219,18 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
                 out[(size_t)c * tk + t * terms + k] = value;
             };
             if (share.warps == 1) {
-                at_each(leave);
+                at_each([&](int k, int c, real value) { leave(t, k, c, value); });
                 continue;
             }
-            real* own = sums + share.warp * 4 * SWEEP;
             at_each([&](int k, int c, real value) {
-                if (c < 4) own[c * SWEEP + k] = value;
+                if (c < 4) sums[(share.warp * 4 + c) * SWEEP + k] = value;
             });
             share.sync();
-            for (int i = share.thread; i < 4 * SWEEP; i += share.threads) {
+            for (int i = share.thread; i < min(types, n_types - t0) * 4 * SWEEP; i += share.threads) {
+                int type = i / (4 * SWEEP), element = i % (4 * SWEEP);
                 real value = real(0);
-                for (int w = 0; w < share.warps; w++) value += sums[w * 4 * SWEEP + i];
-                leave(i % SWEEP, i / SWEEP, value);
+                for (int w = 0; w < warps; w++) value += sums[(type * warps + w) * 4 * SWEEP + element];
+                leave(t0 + type, element % SWEEP, element / SWEEP, value);
             }
             share.sync();
         }

@@ -115,7 +115,7 @@ __device__ __forceinline__ u32 to_tf32(float x) {
 // The first bits of a float, and what is left of it, of which a product reads the first bits.
 __device__ __forceinline__ void two_parts(float x, u32& large, u32& small) {
     large = __float_as_uint(x) & 0xffffe000u;
-    small = __float_as_uint(x - __uint_as_float(large));
+    small = __float_as_uint(x - __uint_as_float(large)) + 0x1000u;  // to the nearest, when the last bits are cut
 }
 template <typename Frag> __device__ __forceinline__ void split(Frag& frag) {
     for (int i = 0; i < (int)(sizeof(frag.x) / sizeof(float)); i++) {
