@@ -225,7 +225,7 @@ struct Costs {
 fn costs(numbers: Numbers) -> Costs {
     match numbers {
         Numbers::F64 => {
-            Costs { end: [2.1, 0.57], alone: [1.0, 1.1, 2.1, 1.8], step: 396.0, add: [2780.0, 0.073] }
+            Costs { end: [2.1, 0.57], alone: [1.0, 1.1, 2.1, 1.8], step: 396.0, add: [2780.0, 0.05] }
         }
         Numbers::F32 => {
             Costs { end: [1.37, 0.15], alone: [1.0, 1.0, 1.22, 1.5], step: 1616.0, add: [2700.0, 0.0156] }

@@ -192,6 +192,18 @@ template <int KIND> __device__ __forceinline__ void fetch(Inputs& in, const Task
     }
 }
 
+// What it reads of the parameters: the same for all rows, and the same until the next update.
+struct Constants { Pack idt, bias, w_out; };
+
+template <int KIND> __device__ __forceinline__ void fetch(Constants& in, const Task& t, int col) {
+    if (KIND == STORE || KIND == PARTIAL) return;
+#pragma unroll
+    for (int v = 0; v < VEC; v++) in.idt.x[v] = real(1), in.bias.x[v] = real(0);
+    if (t.idt) in.idt = pack_at(t.idt + col);
+    if (KIND == FORWARD && t.bias) in.bias = pack_at(t.bias + col);
+    if ((KIND == FORWARD || KIND == TANGENT) && t.w_out) in.w_out = pack_at(t.w_out + col);
+}
+
 // act', act'' of an element, from what was kept of it.
 __device__ __forceinline__ Jet<real> kept_jet(const Task& t, const Inputs& in, int v) {
     if (t.activation == TANH) {
@@ -202,17 +214,12 @@ __device__ __forceinline__ Jet<real> kept_jet(const Task& t, const Inputs& in, i
 }
 
 // What follows from one pack of C in a layer of a net.
-template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, const Inputs& in, size_t at, int row,
-                                                                 int col, Pack value) {
-    Pack idt, y, dz;
-#pragma unroll
-    for (int v = 0; v < VEC; v++) idt.x[v] = real(1);
-    if (t.idt) idt = pack_at(t.idt + col);
+template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, const Inputs& in, const Constants& of,
+                                                                 size_t at, int row, int col, Pack value) {
+    const Pack &idt = of.idt, &bias = of.bias, &w_out = of.w_out;
+    Pack y, dz;
     if (KIND == FORWARD) {
-        Pack f, d, dd, bias;
-#pragma unroll
-        for (int v = 0; v < VEC; v++) bias.x[v] = real(0);
-        if (t.bias) bias = pack_at(t.bias + col);
+        Pack f, d, dd;
 #pragma unroll
         for (int v = 0; v < VEC; v++) {
             Jet<real> j = jet(t.activation, value.x[v] + bias.x[v], (real)t.threshold);
@@ -223,15 +230,13 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
         if (t.activation != TANH) put(t.d + at, d), put(t.dd + at, dd);
         put(t.y + (size_t)row * t.ldy + col, y);
         if (t.w_out) {
-            Pack w_out = pack_at(t.w_out + col);
 #pragma unroll
             for (int v = 0; v < VEC; v++) dz.x[v] = w_out.x[v] * d.x[v] * idt.x[v];
             put(t.dz + at, dz);
         }
     }
     if (KIND == TANGENT) {
-        Pack w_out, dl_y;
-        if (t.w_out) w_out = pack_at(t.w_out + col);
+        Pack dl_y;
         real dl_e = t.w_out ? t.dl_e[row] : real(0);
 #pragma unroll
         for (int v = 0; v < VEC; v++) {
@@ -263,11 +268,11 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
 }
 
 // One pack of C and everything that follows from it.
-template <int KIND> __device__ __forceinline__ void finish(const Task& t, const Inputs& in, int split_index, int row,
-                                                           int col, Pack value) {
+template <int KIND> __device__ __forceinline__ void finish(const Task& t, const Inputs& in, const Constants& of,
+                                                           int split_index, int row, int col, Pack value) {
     size_t at = (size_t)row * t.ldc + col;
     if constexpr (KIND == STORE || KIND == PARTIAL) put(t.c + (KIND == STORE ? 0 : split_index * t.split_stride) + at, value);
-    else finish_layer<KIND>(t, in, at, row, col, value);
+    else finish_layer<KIND>(t, in, of, at, row, col, value);
 }
 
 // Copies the tiles of one operand to shared memory, step after step of BK along the product's inner dimension k.
@@ -370,7 +375,12 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     // The tile as it waits in shared memory for what follows: packs of warps fall on different banks.
     static constexpr int LDC = BN % 16 == 8 ? BN : BN + 8;
     static constexpr int PER_ROW = BN / VEC, PACKS = BM * PER_ROW;
-    static constexpr bool EARLY = PACKS <= THREADS;
+    // Packs of a small tile for each thread: what its end reads is fetched before the sums are made. 0: a large tile.
+    static constexpr int EARLY = PACKS <= 2 * THREADS ? (PACKS + THREADS - 1) / THREADS : 0;
+    struct Early {
+        Inputs in[EARLY ? EARLY : 1];
+        Constants of[EARLY ? EARLY : 1];
+    };
     typedef typename Either<A_T, ColumnLoader<BM, BK, LDA, THREADS, GATHER>, RowLoader<BM, BK, LDA, THREADS, GATHER>>::Type
         ALoader;
     typedef typename Either<B_T, RowLoader<BN, BK, LDB, THREADS, false>, ColumnLoader<BN, BK, LDB, THREADS, false>>::Type
@@ -434,6 +444,10 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         };
         auto first_b = [&](real* at, int k) { load_b.template load<false>(at + A_SIZE, nullptr, ldb, k, k1, col0); };
         if (!A_T) load_first(first_b);
+        Early early;
+        if (!A_T && B_T && t.kind != STORE) fetch_early<BACKWARD_L, Constants>(early, t, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Constants>(early, t, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Constants>(early, t, row0, col0);
         after_previous();
         if (A_T) load_first(first_b);
         if (steps) load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
@@ -443,16 +457,10 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
             next_k += BK, write++;
         });
         // What the end of a small tile reads is on its way while the sums are made.
-        Inputs early;
-        if (EARLY && (int)threadIdx.x < PACKS) {
-            int row = row0 + threadIdx.x / PER_ROW, col = col0 + threadIdx.x % PER_ROW * VEC;
-            if (row < t.m && col < t.n) {
-                if (!A_T && B_T && t.kind == BACKWARD_E) fetch<BACKWARD_E>(early, t, row, col);
-                if (!A_T && B_T && t.kind == BACKWARD_L) fetch<BACKWARD_L>(early, t, row, col);
-                if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch<FORWARD>(early, t, row, col);
-                if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch<TANGENT>(early, t, row, col);
-            }
-        }
+        if (!A_T && B_T && t.kind == BACKWARD_E) fetch_early<BACKWARD_E, Inputs>(early, t, row0, col0);
+        if (!A_T && B_T && t.kind == BACKWARD_L) fetch_early<BACKWARD_L, Inputs>(early, t, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Inputs>(early, t, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Inputs>(early, t, row0, col0);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             phase_wait(full + read, read_parity);
@@ -492,26 +500,41 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         }
     }
 
+    template <int KIND, typename What>
+    static __device__ __forceinline__ void fetch_early(Early& early, const Task& t, int row0, int col0) {
+        if constexpr (EARLY == 0) return;
+#pragma unroll
+        for (int u = 0; u < (EARLY ? EARLY : 1); u++) {
+            int i = threadIdx.x + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
+            if (i >= PACKS || row >= t.m || col >= t.n) break;
+            if constexpr (sizeof(What) == sizeof(Inputs)) fetch<KIND>(early.in[u], t, row, col);
+            else fetch<KIND>(early.of[u], t, col);
+        }
+    }
+
     // Reads what several packs need before the first of them is written.
     template <int KIND>
-    static __device__ __forceinline__ void finish_tile(const Task& task, const Inputs& early, const real* shared,
+    static __device__ __forceinline__ void finish_tile(const Task& task, const Early& early, const real* shared,
                                                        int copies, int split_index, int row0, int col0) {
         const Task t = task;
-        constexpr int TOGETHER = EARLY ? 1 : KIND == BACKWARD_L ? 2 : 4;
+        constexpr int TOGETHER = EARLY ? EARLY : KIND == BACKWARD_L ? 2 : 4;
 #pragma unroll 1
         for (int first = threadIdx.x; first < PACKS; first += TOGETHER * THREADS) {
             Inputs in[TOGETHER];
 #pragma unroll
             for (int u = 0; u < TOGETHER; u++) {
                 int i = first + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
-                if (EARLY) in[u] = early;
+                if (EARLY) in[u] = early.in[u];
                 else if (i < PACKS && row < t.m && col < t.n) fetch<KIND>(in[u], t, row, col);
             }
 #pragma unroll
             for (int u = 0; u < TOGETHER; u++) {
                 int i = first + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
-                if (i < PACKS && row < t.m && col < t.n)
-                    finish<KIND>(t, in[u], split_index, row, col, added(shared, i, copies));
+                if (i >= PACKS || row >= t.m || col >= t.n) continue;
+                Constants of;
+                if (EARLY) of = early.of[u];
+                else fetch<KIND>(of, t, col);
+                finish<KIND>(t, in[u], of, split_index, row, col, added(shared, i, copies));
             }
         }
     }
