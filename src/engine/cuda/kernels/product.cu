@@ -506,7 +506,7 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 #pragma unroll
         for (int u = 0; u < (EARLY ? EARLY : 1); u++) {
             int i = threadIdx.x + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
-            if (i >= PACKS || row >= t.m || col >= t.n) break;
+            if (i >= PACKS || row >= t.m || col >= t.n) continue;
             if constexpr (sizeof(What) == sizeof(Inputs)) fetch<KIND>(early.in[u], t, row, col);
             else fetch<KIND>(early.of[u], t, col);
         }
