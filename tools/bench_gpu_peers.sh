@@ -8,8 +8,13 @@
 # PEERS  folder with the Python packages deepmd and deepmd_jax (tools/make_gpu_peers.sh); python3 has PyTorch and JAX.
 #        Without it, packages that python3 has anyway are used.
 # OUT    folder for logs and the table (default: a new temporary folder).
-# BATCHES (default: 1 16 64 256) and ROWS (default: all of them, see `plan`) choose what is run; nothing is started after
-# LIMIT seconds (default: 240). What is missing or fails is skipped by name, with the reason.
+#
+# Other programs need up to two minutes to come to their first step. So they start side by side, each is stopped (SIGSTOP)
+# at its first step, and goes on when it is its turn and nothing else runs; samples/s are those of the second half of a run.
+# With ALONE=1 they start one after another, which is longer but gives the time that a start takes.
+# BATCHES (default: 1 16 64; 256 is known too) and ROWS (default: all, see `PLAN`) choose what is run. Nothing that has not
+# come to its first step after START seconds (default: 200) is waited for. What is missing or fails is skipped by name, with
+# the reason.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
 bin= data=$here/../shared/data peers= out=
@@ -25,11 +30,6 @@ fi
 bin=$(cd "$bin" && pwd) data=$(cd "$data" && pwd) out=$(cd "$out" && pwd)
 [ -n "$peers" ] && peers=$(cd "$peers" && pwd)
 export PYTHONPATH=$peers${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-batches=${BATCHES:-1 16 64 256}
-limit=${LIMIT:-240}
-table=$out/table.txt
-: >"$table"
-say() { echo "$*" | tee -a "$table"; }
 
 # The frames of tools/gpu_check.sh: the real ones, four times over, so that batches of 256 are whole.
 frames=$out/water_1280
@@ -38,41 +38,6 @@ if [ ! -d "$frames" ]; then
     cp "$data"/water/data_0/type*.raw "$frames/"
     for k in $(seq 0 15); do cp -r "$data/water/data_$((k % 4))/set.000" "$frames/set.$(printf %03d "$k")"; done
 fi
-
-# What is run: its name, and the steps with 1, 16, 64 and 256 frames (0: not run). A run of a peer takes some 15 s to start,
-# so a precision of DeePMD-kit is left out where another one says the same.
-plan() {
-    cat <<'PLAN'
-phalanx-f64       12000 3000 800 240
-phalanx-f32       12000 3000 800 240
-deepmd-kit-f64      160  120  80   0
-deepmd-kit-f32      160    0  80  30
-deepmd-jax-f32     1000  400 160  60
-compiled-f64        300    0   0   0
-PLAN
-}
-says() {
-    case $1 in
-    phalanx-*) echo "dp train, float${1##*-f}" ;;
-    deepmd-kit-*) echo "DeePMD-kit, PyTorch, float${1##*-f}" ;;
-    compiled-*) echo "DeePMD-kit, pt-expt, enable_compile, float${1##*-f}" ;;
-    deepmd-jax-*) echo "deepmd-jax, float${1##*-f}" ;;
-    esac
-}
-
-# input FILE BATCH STEPS PRECISION [extra training keys]: the network of tools/gpu_check.sh
-input() {
-    cat >"$1" <<JSON
-{"model": {"type_map": ["O", "H"],
-  "descriptor": {"type": "se_e2_a", "sel": [46, 92], "rcut_smth": 0.5, "rcut": 6.0, "neuron": [25, 50, 100],
-    "axis_neuron": 16, "type_one_side": true, "precision": "$4", "seed": 1},
-  "fitting_net": {"neuron": [240, 240, 240], "resnet_dt": true, "precision": "$4", "seed": 1}},
- "learning_rate": {"type": "exp", "decay_steps": 5000, "start_lr": 0.001, "stop_lr": 3.51e-8},
- "loss": {"type": "ener", "start_pref_e": 0.02, "limit_pref_e": 1, "start_pref_f": 1000, "limit_pref_f": 1},
- "training": {"training_data": {"systems": ["$frames"], "batch_size": $2},
-  "numb_steps": $3, "seed": 10, "disp_freq": $(($3 / 2)), "save_freq": 1000000 ${5:-}}}
-JSON
-}
 
 # deepmd-jax has no input file: the same widths, cutoff, loss and batches as arguments.
 cat >"$out/train_jax.py" <<'PYTHON'
@@ -84,113 +49,196 @@ train(model_type="energy", rcut=6.0, train_data_path=[frames], save_path="model.
       s_pref_e=0.02, l_pref_e=1, s_pref_f=1000, l_pref_f=1, loss="l2", compress=False, seed=1)
 PYTHON
 
-# timed FOLDER COMMAND...: runs it there; every line of the log begins with the seconds since the start
-timed() {
-    local folder=$1 began=${EPOCHREALTIME/./}
-    shift
-    (cd "$folder" && timeout 150 "$@" 2>&1; echo "ended with exit code $?") | while IFS= read -r line; do
-        local us=$((${EPOCHREALTIME/./} - began))
-        printf '%d.%02d %s\n' $((us / 1000000)) $((us / 10000 % 100)) "$line"
-    done >"$folder/log"
-}
+exec python3 - "$bin/dp" "$out" "$frames" <<'PYTHON'
+import importlib.util, json, os, re, signal, subprocess, sys, threading, time
 
-# run NAME BATCH STEPS: leaves samples/s of the second half and seconds to the end of the first step, or why there are none
-run() {
-    local folder=$out/$1_$2 precision=float${1##*-f}
-    rm -rf "$folder" && mkdir -p "$folder"
-    case $1 in
-    phalanx-*)
-        input "$folder/input.json" "$2" "$3" $precision
-        timed "$folder" "$bin/dp" train input.json --skip-neighbor-stat --device cuda
-        ;;
-    deepmd-kit-*)
-        input "$folder/input.json" "$2" "$3" $precision
-        timed "$folder" python3 -m deepmd --pt train input.json --skip-neighbor-stat
-        ;;
-    compiled-*)
-        input "$folder/input.json" "$2" "$3" $precision ', "enable_compile": true'
-        timed "$folder" python3 -m deepmd --pt-expt train input.json --skip-neighbor-stat
-        ;;
-    deepmd-jax-*) timed "$folder" python3 "$out/train_jax.py" "$frames" "$2" "$3" ;;
-    esac
-    python3 - "$folder" "$2" "$3" <<'PYTHON'
-import re, sys
-folder, batch, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-log = open(folder + "/log", errors="replace").read()
-times = re.findall(r"^([0-9.]+) .*(?:atch +(\d+): .*wall time = |Iter +(\d+) .*Time )([0-9.]+)", log, re.M)
-done = {int(a or b): (float(at), float(took)) for at, a, b, took in times}
-reasons = [("out of memory", r"out of memory|OutOfMemory|RESOURCE_EXHAUSTED|OUT_OF_MEMORY"), ("not installed", r"No module named"),
-           ("no GPU", r"no GPU|no CUDA"), ("took too long", r"exit code 124")]
-reason = next((name for name, pattern in reasons if re.search(pattern, log)), "failed")
-if steps in done:
-    open(folder + "/speed", "w").write("%.4g" % (steps // 2 * batch / max(done[steps][1], 1e-9)))
-    open(folder + "/first", "w").write("%.1f" % done[min(done)][0])
-else:
-    open(folder + "/why", "w").write(reason)
-    print(f"{folder}: {reason}: " + " | ".join(log.strip().splitlines()[-3:])[-400:])
+DP, OUT, FRAMES = sys.argv[1:]
+ALONE, START = os.environ.get("ALONE") == "1", float(os.environ.get("START", "200"))
+BATCHES = [int(b) for b in os.environ.get("BATCHES", "1 16 64").split()]
+# Name, words, precision, steps for each batch.
+PLAN = [
+    ("phalanx-f64", "dp train, float64", {1: 12000, 16: 3000, 64: 800, 256: 240}),
+    ("phalanx-f32", "dp train, float32", {1: 12000, 16: 3000, 64: 800, 256: 240}),
+    ("deepmd-kit-f64", "DeePMD-kit, PyTorch, float64", {1: 120, 16: 100, 64: 60, 256: 20}),
+    ("deepmd-kit-f32", "DeePMD-kit, PyTorch, float32", {1: 120, 16: 100, 64: 60, 256: 20}),
+    ("compiled-f64", "DeePMD-kit, pt-expt, enable_compile, float64", {1: 200, 16: 100, 64: 60, 256: 20}),
+    ("deepmd-jax-f32", "deepmd-jax, float32", {1: 1000, 16: 400, 64: 160, 256: 60}),
+]
+ROWS = os.environ.get("ROWS", " ".join(name for name, _, _ in PLAN)).split()
+REASONS = [("out of memory", r"out of memory|OutOfMemory|RESOURCE_EXHAUSTED|cannot get .* MB"), ("no GPU", r"no GPU|no CUDA")]
+
+
+def write_input(path, batch, steps, precision, compiled):
+    """The network of tools/gpu_check.sh."""
+    training = {"training_data": {"systems": [FRAMES], "batch_size": batch}, "numb_steps": steps, "seed": 10,
+                "disp_freq": max(steps // 2, 1), "save_freq": 1000000}
+    if compiled:
+        training["enable_compile"] = True
+    json.dump({
+        "model": {"type_map": ["O", "H"],
+                  "descriptor": {"type": "se_e2_a", "sel": [46, 92], "rcut_smth": 0.5, "rcut": 6.0, "neuron": [25, 50, 100],
+                                 "axis_neuron": 16, "type_one_side": True, "precision": precision, "seed": 1},
+                  "fitting_net": {"neuron": [240, 240, 240], "resnet_dt": True, "precision": precision, "seed": 1}},
+        "learning_rate": {"type": "exp", "decay_steps": 5000, "start_lr": 0.001, "stop_lr": 3.51e-8},
+        "loss": {"type": "ener", "start_pref_e": 0.02, "limit_pref_e": 1, "start_pref_f": 1000, "limit_pref_f": 1},
+        "training": training}, open(path, "w"))
+
+
+class Run:
+    """One program with one batch; its log has the seconds since its start in every line."""
+
+    def __init__(self, name, batch, steps):
+        self.name, self.batch, self.steps = name, batch, steps
+        self.ours, self.first, self.took, self.why, self.process = name.startswith("phalanx"), None, None, None, None
+        self.folder, self.at_first, self.lines = f"{OUT}/{name}_{batch}", threading.Event(), []
+
+    def command(self):
+        if self.name.startswith("deepmd-jax"):
+            return ["python3", OUT + "/train_jax.py", FRAMES, str(self.batch), str(self.steps)]
+        precision = "float" + self.name[-2:]
+        write_input(self.folder + "/input.json", self.batch, self.steps, precision, self.name.startswith("compiled"))
+        if self.ours:
+            return [DP, "train", "input.json", "--skip-neighbor-stat", "--device", "cuda"]
+        backend = "--pt-expt" if self.name.startswith("compiled") else "--pt"
+        return ["python3", "-m", "deepmd", backend, "train", "input.json", "--skip-neighbor-stat"]
+
+    def start(self, stop_at_first):
+        os.makedirs(self.folder, exist_ok=True)
+        environment = dict(os.environ)
+        if stop_at_first:  # several programs have memory of the GPU at once
+            environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        self.began = time.time()
+        self.process = subprocess.Popen(self.command(), cwd=self.folder, env=environment, start_new_session=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.reader = threading.Thread(target=self.read, args=(stop_at_first,), daemon=True)
+        self.reader.start()
+
+    def read(self, stop_at_first):
+        with open(self.folder + "/log", "w") as log:
+            for line in self.process.stdout:
+                at, line = time.time() - self.began, line.decode(errors="replace").rstrip()
+                self.lines.append(line)
+                print(f"{at:.2f} {line}", file=log, flush=True)
+                found = re.search(r"(?:atch +(\d+): .*wall time = |Iter +(\d+) .*Time )([0-9.]+)", line)
+                if not found:
+                    continue
+                if self.first is None:
+                    self.first = at
+                    if stop_at_first:
+                        self.signal(signal.SIGSTOP)
+                    self.at_first.set()
+                if int(found[1] or found[2]) == self.steps:
+                    self.took = float(found[3])
+        self.at_first.set()
+
+    def signal(self, number):
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def finish(self, limit):
+        """Waits for the end; after `limit` seconds there is none."""
+        try:
+            self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self.why = "too long"
+        self.signal(signal.SIGKILL)
+        self.reader.join(5)
+        if self.took is None and self.why is None:
+            text = "\n".join(self.lines)
+            self.why = next((why for why, pattern in REASONS if re.search(pattern, text)), "failed")
+        if self.why:
+            print(f"{self.name}, {self.batch} frames: {self.why}: {' | '.join(self.lines[-3:])[-300:]}", flush=True)
+
+    def speed(self):
+        return None if self.took is None else self.steps // 2 * self.batch / max(self.took, 1e-9)
+
+
+def missing(name):
+    """Why a program cannot run."""
+    if name.startswith("phalanx"):
+        return None if os.access(DP, os.X_OK) else "there is no " + DP
+    wanted = ["jax", "deepmd_jax"] if name.startswith("deepmd-jax") else ["torch", "deepmd"]
+    absent = [package for package in wanted if not importlib.util.find_spec(package)]
+    return f"no package {' and '.join(absent)}" if absent else None
+
+
+began, report = time.time(), open(OUT + "/table.txt", "w")
+
+
+def say(line=""):
+    print(line, flush=True)
+    print(line, file=report, flush=True)
+
+
+def gpu():
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return "no nvidia-smi"
+
+
+say(gpu())
+rows, runs = [], {}
+for name, words, steps in PLAN:
+    why = missing(name) if name in ROWS else "not asked for"
+    if why:
+        say(f"skipped: {words}: {why}")
+        continue
+    rows.append((name, words))
+    for batch in BATCHES:
+        runs[name, batch] = Run(name, batch, steps[batch])
+try:
+    # Kernels of ours are compiled once for a machine, before anything is timed.
+    kernels = [Run(name, 0, 1) for name, _ in rows if name.startswith("phalanx")]
+    for run in kernels:
+        run.batch = 1
+        run.start(False)
+    others = [] if ALONE else [run for run in runs.values() if not run.ours]
+    for run in others:
+        run.start(True)
+    for run in kernels:
+        run.process.wait()
+        run.reader.join()
+    for run in others:
+        if not run.at_first.wait(max(0, began + START - time.time())):
+            run.why = "no first step"
+            run.signal(signal.SIGKILL)
+    say(f"{time.time() - began:.0f} s until all had started")
+    for batch in BATCHES:
+        for name, _ in rows:
+            run = runs[name, batch]
+            if run in others:
+                run.signal(signal.SIGCONT)
+            else:
+                run.start(False)
+            run.finish(60 if run in others or run.ours else START)
+finally:
+    for run in [*runs.values(), *kernels]:
+        if run.process and run.process.poll() is None:
+            run.signal(signal.SIGKILL)
+
+
+def lines(title, cell):
+    say()
+    say(f"{title:46}" + "".join(f"{batch:>14}" for batch in BATCHES))
+    for name, words in rows:
+        cells = [cell(runs[name, batch]) for batch in BATCHES]
+        if any(cells):
+            say(f"{words:46}" + "".join(f"{c or '-':>14}" for c in cells))
+
+
+def ratio(run):
+    same = runs.get(("phalanx" + run.name[-4:], run.batch))
+    return None if run.ours or not same or not same.took or not run.took else f"{same.speed() / run.speed():.1f}"
+
+
+lines("samples/s, frames a step:", lambda run: f"{run.speed():.4g}" if run.took else run.why)
+how = "alone" if ALONE else "others side by side"
+lines(f"s to the first step ({how}):", lambda run: f"{run.first:.1f}" if run.first else None)
+lines("dp train is faster by, same precision:", ratio)
+say()
+say(f"{time.time() - began:.0f} s; logs in {OUT}")
 PYTHON
-}
-
-has() { # name: why it cannot run; nothing where it can
-    case $1 in
-    phalanx-*) [ -x "$bin/dp" ] || echo "no dp in $bin" ;;
-    deepmd-kit-* | compiled-*) python3 -c 'import importlib.util as u, sys; sys.exit(" and ".join(m for m in ["torch", "deepmd"] if not u.find_spec(m)) or 0)' 2>&1 | sed 's/$/ not installed/' ;;
-    deepmd-jax-*) python3 -c 'import importlib.util as u, sys; sys.exit(" and ".join(m for m in ["jax", "deepmd_jax"] if not u.find_spec(m)) or 0)' 2>&1 | sed 's/$/ not installed/' ;;
-    esac
-}
-
-rows=${ROWS:-$(plan | awk '{print $1}')}
-steps_of() { plan | awk -v name="$1" -v batch="$2" '$1 == name {print $(batch == 1 ? 2 : batch == 16 ? 3 : batch == 64 ? 4 : 5)}'; }
-say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
-ready=
-for row in $rows; do
-    why=$(has "$row")
-    if [ -n "$why" ]; then say "skipped: $(says "$row"): $why"; else ready="$ready $row"; fi
-done
-# Kernels are compiled once for a machine; a run of one step does it before anything is timed.
-for row in $ready; do
-    [[ $row = phalanx-* ]] || continue
-    mkdir -p "$out/first_$row" && input "$out/first_$row/input.json" 1 2 "float${row##*-f}"
-    timed "$out/first_$row" "$bin/dp" train input.json --skip-neighbor-stat --device cuda &
-done
-wait
-began=$SECONDS
-for batch in $batches; do
-    for row in $ready; do
-        steps=$(steps_of "$row" "$batch")
-        [ "${steps:-0}" -gt 0 ] || continue
-        if [ $((SECONDS - began)) -ge "$limit" ]; then
-            mkdir -p "$out/${row}_$batch" && echo "no time" >"$out/${row}_$batch/why"
-        else
-            run "$row" "$batch" "$steps"
-        fi
-    done
-done
-
-# figure KIND ROW BATCH
-figure() { cat "$out/$2_$3/$1" "$out/$2_$3/why" 2>/dev/null | head -1 | grep . || echo -; }
-lines() { # kind
-    say "$(printf '%-46s' "$2") $(printf '%14s ' $batches)"
-    for row in $ready; do
-        line=$(printf '%-46s' "$(says "$row")")
-        for batch in $batches; do line="$line $(printf '%14s' "$(figure "$1" "$row" "$batch")")"; done
-        say "$line"
-    done
-    say ""
-}
-say ""
-lines speed "samples/s, frames a step:"
-lines first "s from start to the end of the first step:"
-say "dp train over the other, samples/s (the same precision):"
-for row in $ready; do
-    [[ $row = phalanx-* ]] && continue
-    line=$(printf '%-46s' "$(says "$row")")
-    for batch in $batches; do
-        ratio=$(echo "$(figure speed "phalanx-${row##*-}" "$batch") $(figure speed "$row" "$batch")" |
-            awk '{if ($1 + 0 > 0 && $2 + 0 > 0) printf "%.1f", $1 / $2; else printf "-"}')
-        line="$line $(printf '%14s' "$ratio")"
-    done
-    say "$line"
-done
-say ""
-say "$((SECONDS - began)) s; logs in $out"
