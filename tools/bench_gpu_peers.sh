@@ -55,7 +55,7 @@ import importlib.util, json, os, re, signal, subprocess, sys, threading, time
 DP, OUT, FRAMES = sys.argv[1:]
 ALONE, START = os.environ.get("ALONE") == "1", float(os.environ.get("START", "200"))
 BATCHES = [int(b) for b in os.environ.get("BATCHES", "1 16 64").split()]
-# Name, words, precision, steps for each batch.
+# Name, words, steps for each batch.
 PLAN = [
     ("phalanx-f64", "dp train, float64", {1: 12000, 16: 3000, 64: 800, 256: 240}),
     ("phalanx-f32", "dp train, float32", {1: 12000, 16: 3000, 64: 800, 256: 240}),
@@ -65,7 +65,8 @@ PLAN = [
     ("deepmd-jax-f32", "deepmd-jax, float32", {1: 1000, 16: 400, 64: 160, 256: 60}),
 ]
 ROWS = os.environ.get("ROWS", " ".join(name for name, _, _ in PLAN)).split()
-REASONS = [("out of memory", r"out of memory|OutOfMemory|RESOURCE_EXHAUSTED|cannot get .* MB"), ("no GPU", r"no GPU|no CUDA")]
+REASONS = [("out of memory", r"out of memory|OutOfMemory|RESOURCE_EXHAUSTED|cannot get .* MB"), ("no GPU", r"no GPU|no CUDA|CUDA driver")]
+ON_CPU = r"CpuDevice|Computing Device: +CPU"  # what other programs say when they find no GPU
 
 
 def write_input(path, batch, steps, precision, compiled):
@@ -145,8 +146,10 @@ class Run:
             self.why = "too long"
         self.signal(signal.SIGKILL)
         self.reader.join(5)
+        text = "\n".join(self.lines)
+        if self.took is not None and re.search(ON_CPU, text):
+            self.took, self.why = None, "ran on the CPU"
         if self.took is None and self.why is None:
-            text = "\n".join(self.lines)
             self.why = next((why for why, pattern in REASONS if re.search(pattern, text)), "failed")
         if self.why:
             print(f"{self.name}, {self.batch} frames: {self.why}: {' | '.join(self.lines[-3:])[-300:]}", flush=True)
@@ -230,12 +233,16 @@ def lines(title, cell):
             say(f"{words:46}" + "".join(f"{c or '-':>14}" for c in cells))
 
 
+def shown(speed):
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.1f}"
+
+
 def ratio(run):
     same = runs.get(("phalanx" + run.name[-4:], run.batch))
     return None if run.ours or not same or not same.took or not run.took else f"{same.speed() / run.speed():.1f}"
 
 
-lines("samples/s, frames a step:", lambda run: f"{run.speed():.4g}" if run.took else run.why)
+lines("samples/s, frames a step:", lambda run: shown(run.speed()) if run.took else run.why)
 how = "alone" if ALONE else "others side by side"
 lines(f"s to the first step ({how}):", lambda run: f"{run.first:.1f}" if run.first else None)
 lines("dp train is faster by, same precision:", ratio)
