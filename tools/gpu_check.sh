@@ -251,13 +251,13 @@ END
         say "samples/s (192 atoms of water, stock network; the second half of a run, from the wall times of its log)"
         batches=${BATCHES:-1 4 16 64 256}
         say "$(printf '%-10s' precision) $(printf '%10s ' $batches)"
-        for precision in float64 float32 tf32; do
+        for precision in float64 float32 tf32 bf16; do
             line=$(printf '%-10s' $precision)
             for batch in $batches; do
                 folder=$(fresh "time_${precision}_$batch")
                 steps=$(python3 -c "print({1: 12000, 4: 6000, 16: 3000, 64: 800, 256: 240}[$batch])")
                 keys= network=$precision
-                [ $precision = tf32 ] && keys=', "gpu_products": "tf32"' && network=float32
+                [[ $precision = [tb]f* ]] && keys=", \"gpu_products\": \"$precision\"" && network=float32
                 input "$folder/input.json" $batch "$steps" $((steps / 2)) $network "$keys"
                 train "$folder"
                 speed=$(speed "$folder" $batch "$steps")

@@ -4,6 +4,7 @@
 
 use super::cpu::CpuLearner;
 use super::cuda::{self, CudaLearner};
+use super::input::GpuProducts;
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
 use super::options::RunOptions;
 use super::run::{Journal, Plan, Run, Validates};
@@ -69,10 +70,11 @@ fn learner(
     let precisions = (setup.model.descriptor().precision, setup.model.options.fitting.precision);
     let single = precisions == (Precision::Float32, Precision::Float32);
     if let Some((gpu, shared)) = &session.gpu {
-        let numbers = match (single, setup.input.training.gpu_tf32) {
+        let numbers = match (single, setup.input.training.gpu_products) {
             (false, _) => Numbers::F64,
-            (true, false) => Numbers::F32,
-            (true, true) => Numbers::Tf32,
+            (true, GpuProducts::Full) => Numbers::F32,
+            (true, GpuProducts::Tf32) => Numbers::Tf32,
+            (true, GpuProducts::Bf16) => Numbers::Bf16,
         };
         let made = cuda::supports(setup)
             .and_then(|()| CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr));

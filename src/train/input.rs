@@ -57,10 +57,21 @@ pub struct TrainingOptions {
     pub geometry_cache_bytes: u64,
     /// Part of the free memory of a GPU in which frames stay (ours).
     pub gpu_memory: f64,
-    /// Products of float32 networks on a GPU are made in tf32 (ours).
-    pub gpu_tf32: bool,
+    /// How products of float32 networks are made on a GPU (ours).
+    pub gpu_products: GpuProducts,
     /// A rank that is silent for so long counts as lost (ours).
     pub stall_timeout: Duration,
+}
+
+/// How products of float32 networks are made on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuProducts {
+    /// With the precision of float32.
+    Full,
+    /// Factors rounded to ten bits.
+    Tf32,
+    /// Factors rounded to seven bits.
+    Bf16,
 }
 
 /// How long to train.
@@ -165,7 +176,11 @@ impl TrainingOptions {
             reproducible: section.bool("reproducible"),
             geometry_cache_bytes: (section.float("geometry_cache") * 1e6) as u64,
             gpu_memory: section.float("gpu_memory").min(1.0),
-            gpu_tf32: section.text("gpu_products") == "tf32",
+            gpu_products: match section.text("gpu_products") {
+                "tf32" => GpuProducts::Tf32,
+                "bf16" => GpuProducts::Bf16,
+                _ => GpuProducts::Full,
+            },
             stall_timeout: stall_timeout(section)?,
         })
     }

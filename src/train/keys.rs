@@ -141,9 +141,9 @@ static TRAINING: Table = Table::of(&[
     Key::new("gpu_memory", Kind::POSITIVE).default("0.6").doc(
         "Phalanx only. Part of the free memory of a GPU in which frames stay; those beyond it are copied again and again.",
     ),
-    Key::new("gpu_products", Kind::choice(&["full", "tf32"])).default("\"full\"").doc(
+    Key::new("gpu_products", Kind::choice(&["full", "tf32", "bf16"])).default("\"full\"").doc(
         "Phalanx only. How matrix products of float32 networks are made on a GPU: \"full\" keeps the precision of float32, \
-         \"tf32\" rounds factors to ten bits, which is faster.",
+         \"tf32\" rounds factors to ten bits and \"bf16\" to seven, which is faster.",
     ),
     Key::new("stall_timeout", Kind::POSITIVE).default("60").unit("s").doc(
         "Phalanx only. A rank that is not heard of for so long ends the run with an error that names it.",

@@ -18,6 +18,8 @@ pub enum Numbers {
     F32,
     /// Single precision with products of ten-bit mantissas.
     Tf32,
+    /// Single precision with products of seven-bit mantissas, summed up in single precision.
+    Bf16,
 }
 
 impl Numbers {
@@ -31,6 +33,7 @@ impl Numbers {
             Numbers::F64 => ("double", 64),
             Numbers::F32 => ("float", 32),
             Numbers::Tf32 => ("float", 19),
+            Numbers::Bf16 => ("float", 16),
         };
         [format!("-DREAL={real}"), format!("-DPRODUCTS={products}")]
     }
@@ -187,7 +190,7 @@ mod tests {
             assert!(code.map_err(|e| panic!("{numbers:?} {capability:?}: {e}")).unwrap().len() > 10_000);
         };
         std::thread::scope(|scope| {
-            for numbers in [Numbers::F64, Numbers::F32, Numbers::Tf32] {
+            for numbers in [Numbers::F64, Numbers::F32, Numbers::Tf32, Numbers::Bf16] {
                 for capability in [(8, 0), (9, 0)] {
                     let check = &check;
                     scope.spawn(move || check(numbers, capability));

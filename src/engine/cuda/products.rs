@@ -69,12 +69,23 @@ const SINGLE: [Sizes; 6] = [
     ([128, 240, 16], [2, 6, 1], 5, 1),
 ];
 
+/// As `SINGLE`, for products that take sixteen along k at once.
+const HALF: [Sizes; 6] = [
+    ([16, 24, 128], [1, 1, 8], 4, 2),
+    ([64, 40, 32], [4, 1, 2], 3, 2),
+    ([64, 80, 32], [2, 2, 1], 3, 3),
+    ([128, 80, 16], [2, 2, 1], 4, 3),
+    ([128, 160, 16], [2, 2, 1], 4, 2),
+    ([128, 240, 32], [2, 6, 1], 4, 1),
+];
+
 /// Every size of tiles for one kind of number.
 fn tiles(numbers: Numbers) -> [Tiles; 6] {
     let (sizes, rates) = match numbers {
         Numbers::F64 => (&DOUBLE, [61.0, 102.0, 108.0, 117.5, 126.0, 120.0]),
         Numbers::F32 => (&SINGLE, [29.0, 118.0, 146.0, 158.0, 179.0, 155.0]),
         Numbers::Tf32 => (&SINGLE, [41.0, 196.0, 240.0, 229.0, 374.0, 362.0]),
+        Numbers::Bf16 => (&HALF, [50.0, 240.0, 290.0, 290.0, 460.0, 460.0]),
     };
     std::array::from_fn(|i| {
         let ([m, n, k], warps, stages, blocks) = sizes[i];
@@ -230,7 +241,7 @@ fn costs(numbers: Numbers) -> Costs {
         Numbers::F32 => {
             Costs { end: [1.37, 0.15], alone: [1.0, 1.0, 1.22, 1.5], step: 1616.0, add: [2700.0, 0.0156] }
         }
-        Numbers::Tf32 => {
+        Numbers::Tf32 | Numbers::Bf16 => {
             Costs { end: [0.8, 0.29], alone: [1.0, 1.31, 1.24, 1.5], step: 862.0, add: [4390.0, 0.0484] }
         }
     }
@@ -298,7 +309,7 @@ fn estimate(tiles: &Tiles, pieces: usize, tasks: &[Task], gpu: &Gpu) -> f64 {
 mod tests {
     use super::*;
 
-    const ALL: [Numbers; 3] = [Numbers::F64, Numbers::F32, Numbers::Tf32];
+    const ALL: [Numbers; 4] = [Numbers::F64, Numbers::F32, Numbers::Tf32, Numbers::Bf16];
     const OPERANDS: [Operands; 5] =
         [Operands::Nn, Operands::Nt, Operands::Tn, Operands::NnGather, Operands::TnGather];
 
@@ -323,8 +334,9 @@ mod tests {
                 // Threads share rows of a tile evenly, whichever way it lies; warps share it in whole products.
                 assert_eq!(t.threads() % (t.k * size / 16), 0);
                 assert_eq!(t.threads() % t.k, 0);
+                let depth = if numbers == Numbers::Bf16 { 16 } else { 8 };
                 assert_eq!(
-                    (t.m % (16 * t.warps[0]), t.n % (8 * t.warps[1]), t.k % (8 * t.warps[2])),
+                    (t.m % (16 * t.warps[0]), t.n % (8 * t.warps[1]), t.k % (depth * t.warps[2])),
                     (0, 0, 0)
                 );
             }

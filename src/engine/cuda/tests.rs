@@ -58,6 +58,11 @@ fn products_in_tf32_agree_with_the_reference_to_their_precision() {
 }
 
 #[test]
+fn products_in_bf16_agree_with_the_reference_to_their_precision() {
+    compare(Numbers::Bf16, model(options()), 5e-2);
+}
+
+#[test]
 fn one_sided_nets_and_excluded_pairs_agree_with_the_reference() {
     let descriptor = SeE2AOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
     compare(Numbers::F64, model(descriptor), 1e-9);

@@ -83,6 +83,9 @@ __device__ __forceinline__ void phase_wait(u64* at, u32 parity) {
     } while (!done);
 }
 
+// Steps of a warp along k, as deep as the instruction that multiplies.
+#define DEPTH (PRODUCTS == 16 ? 16 : 8)
+
 #if PRODUCTS == 64
 struct AFrag { double x[4]; };
 struct BFrag { double x[2]; };
@@ -101,6 +104,30 @@ __device__ __forceinline__ void mma(double* c, const AFrag& a, const BFrag& b) {
                          : "+d"(c[2 * half]), "+d"(c[2 * half + 1])
                          : "d"(a.x[2 * k + half]), "d"(b.x[k]));
 #endif
+}
+#elif PRODUCTS == 16
+// Floats are rounded to bfloat16 on their way from shared memory; sums are made in float. A step holds two steps of eight
+// side by side: which k an element of the instruction stands for is free as long as both factors agree.
+struct AFrag { float x[8]; u32 pairs[4]; };
+struct BFrag { float x[4]; u32 pairs[2]; };
+__device__ __forceinline__ u32 to_bf16(float x, float y) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+}
+__device__ __forceinline__ void split(AFrag& a) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) a.pairs[i] = to_bf16(a.x[i / 2 * 4 + i % 2], a.x[i / 2 * 4 + i % 2 + 2]);
+}
+__device__ __forceinline__ void split(BFrag& b) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) b.pairs[i] = to_bf16(b.x[2 * i], b.x[2 * i + 1]);
+}
+__device__ __forceinline__ void mma(float* c, const AFrag& a, const BFrag& b) {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.pairs[0]), "r"(a.pairs[1]), "r"(a.pairs[2]), "r"(a.pairs[3]), "r"(b.pairs[0]), "r"(b.pairs[1]));
 }
 #else
 // Floats are cut into tf32 parts: the large part alone (PRODUCTS 19), or large and small so that three products
@@ -369,7 +396,8 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     static constexpr int LDB = B_T ? Padded<BK, true>::LD : Padded<BN, false>::LD;
     static constexpr int A_SIZE = A_T ? BK * LDA : BM * LDA;
     static constexpr int B_SIZE = B_T ? BN * LDB : BK * LDB;
-    static constexpr int MT = BM / WM / 16, NT = BN / WN / 8;
+    static constexpr int MT = BM / WM / 16, NT = BN / WN / 8, STEPS = BK / WK / DEPTH;
+    static_assert(STEPS * WK * DEPTH == BK, "warps share the inner dimension in whole products");
     // Stages that are copied ahead; one or two more are being read.
     static constexpr int AHEAD = STAGES > 3 ? STAGES - 2 : STAGES - 1;
     // The tile as it waits in shared memory for what follows: packs of warps fall on different banks.
@@ -469,10 +497,10 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
             if (inside && next_k + BK <= k1) {
                 multiply<0, 1>(acc, a, a + A_SIZE, wm, wn, wk, lane);
                 load(Yes());
-                multiply<1, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+                multiply<1, STEPS>(acc, a, a + A_SIZE, wm, wn, wk, lane);
             } else {
                 if (next_k < k1) load(No());
-                multiply<0, BK / 8 / WK>(acc, a, a + A_SIZE, wm, wn, wk, lane);
+                multiply<0, STEPS>(acc, a, a + A_SIZE, wm, wn, wk, lane);
             }
             __syncwarp();
             if (lane == 0) phase_arrive(empty + read);
@@ -610,13 +638,13 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         return true;
     }
 
-    // Steps FROM to TO of eight along k.
+    // Steps FROM to TO of DEPTH along k.
     template <int FROM, int TO>
     static __device__ __forceinline__ void multiply(real (&acc)[MT][NT][4], const real* a, const real* b, int wm, int wn,
                                                     int wk, int lane) {
 #pragma unroll
         for (int kk = FROM; kk < TO; kk++) {
-            int k = (kk * WK + wk) * 8;
+            int k = (kk * WK + wk) * DEPTH;
             AFrag fa[MT];
 #pragma unroll
             for (int i = 0; i < MT; i++) read_a(fa[i], a, k, (wm * MT + i) * 16, lane);
@@ -632,7 +660,7 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 
     static __device__ __forceinline__ void read_a(AFrag& frag, const real* a, int k, int m, int lane) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < DEPTH / 2; e++) {
             int row = m + lane / 4 + e % 2 * 8, at = k + lane % 4 + e / 2 * 4;
             frag.x[e] = A_T ? a[at * LDA + row] : a[row * LDA + at];
         }
@@ -641,7 +669,7 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 
     static __device__ __forceinline__ void read_b(BFrag& frag, const real* b, int k, int n, int lane) {
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
+        for (int e = 0; e < DEPTH / 4; e++) {
             int col = n + lane / 4, at = k + lane % 4 + e * 4;
             frag.x[e] = B_T ? b[col * LDB + at] : b[at * LDB + col];
         }
