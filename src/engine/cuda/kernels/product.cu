@@ -86,6 +86,25 @@ __device__ __forceinline__ void phase_wait(u64* at, u32 parity) {
 // Steps of a warp along k, as deep as the instruction that multiplies.
 #define DEPTH (PRODUCTS == 16 ? 16 : 8)
 
+#if PRODUCTS != 64
+__device__ __forceinline__ u32 to_tf32(float x) {
+    u32 y;
+    asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(y) : "f"(x));
+    return y;
+}
+// The first bits of a float, and what is left of it, of which a product reads the first bits.
+__device__ __forceinline__ void two_parts(float x, u32& large, u32& small) {
+    large = __float_as_uint(x) & 0xffffe000u;
+    small = __float_as_uint(x - __uint_as_float(large)) + 0x1000u;  // to the nearest, when the last bits are cut
+}
+__device__ __forceinline__ void mma_tf32(float* c, const u32* a, const u32* b) {
+    asm(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
+
 #if PRODUCTS == 64
 struct AFrag { double x[4]; };
 struct BFrag { double x[2]; };
@@ -134,27 +153,11 @@ __device__ __forceinline__ void mma(float* c, const AFrag& a, const BFrag& b) {
 // carry all bits of a float but the last (PRODUCTS 32).
 struct AFrag { float x[4]; u32 large[4], small[4]; };
 struct BFrag { float x[2]; u32 large[2], small[2]; };
-__device__ __forceinline__ u32 to_tf32(float x) {
-    u32 y;
-    asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(y) : "f"(x));
-    return y;
-}
-// The first bits of a float, and what is left of it, of which a product reads the first bits.
-__device__ __forceinline__ void two_parts(float x, u32& large, u32& small) {
-    large = __float_as_uint(x) & 0xffffe000u;
-    small = __float_as_uint(x - __uint_as_float(large)) + 0x1000u;  // to the nearest, when the last bits are cut
-}
 template <typename Frag> __device__ __forceinline__ void split(Frag& frag) {
     for (int i = 0; i < (int)(sizeof(frag.x) / sizeof(float)); i++) {
         if (PRODUCTS == 32) two_parts(frag.x[i], frag.large[i], frag.small[i]);
         else frag.large[i] = to_tf32(frag.x[i]);
     }
-}
-__device__ __forceinline__ void mma_tf32(float* c, const u32* a, const u32* b) {
-    asm(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 __device__ __forceinline__ void mma(float* c, const AFrag& a, const BFrag& b) {
     if (PRODUCTS == 32) {
