@@ -28,7 +28,7 @@ use crate::optim::adam::Rule;
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
-use crate::{Result, bail, err};
+use crate::{Result, bail};
 use serde_json::json;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -188,12 +188,18 @@ impl CudaLearner {
         };
         core.network.first_moment.write(0, &state.first_moment)?;
         core.network.second_moment.write(0, &state.second_moment)?;
-        let number = |k: usize| state.engine["range"][k].as_f64();
-        if let (Some(low), Some(high)) = (number(0), number(1)) {
-            core.set_range(low, high);
+        let number = |key: &str, k: usize| state.engine[key][k].as_f64();
+        if let (Some(low), Some(high)) = (number("range", 0), number("range", 1)) {
+            let refused = [number("refused", 0), number("refused", 1)];
+            core.set_range(
+                (low, high),
+                (refused[0].unwrap_or(-f64::INFINITY), refused[1].unwrap_or(f64::INFINITY)),
+            );
         }
         match state.engine["terms"].as_u64() {
             Some(terms) => core.use_terms(terms as usize)?,
+            // A run that went over to the nets themselves stays with them.
+            None if state.engine["direct"] == true => core.use_direct()?,
             None => core.adapt_if_needed(&setup.params)?,
         }
         Ok(core)
@@ -480,12 +486,18 @@ impl Learner for CudaLearner {
             (vec![0.0; self.core.network.n_params], vec![0.0; self.core.network.n_params]);
         self.core.network.first_moment.read(0, &mut first_moment)?;
         self.core.network.second_moment.read(0, &mut second_moment)?;
-        let (low, high) = self.core.range();
+        let (range, refused) = (self.core.range(), self.core.refused());
         Ok(Snapshot {
             params: self.core.params()?,
             first_moment,
             second_moment,
-            engine: json!({ "terms": self.core.n_terms(), "range": [low, high] }),
+            // Infinite bounds are written as null.
+            engine: json!({
+                "terms": self.core.n_terms(),
+                "range": [range.0, range.1],
+                "refused": [refused.0, refused.1],
+                "direct": self.core.is_direct(),
+            }),
         })
     }
 }
@@ -552,14 +564,4 @@ fn start_feed(
         };
         frame.staged(&staging)
     })
-}
-
-/// Whether the kernels can do what a model wants; the error says why not.
-pub fn supports(setup: &Setup) -> Result<()> {
-    use crate::model::dp::options::Embedding;
-    if setup.model.descriptor().embedding == Embedding::Direct {
-        return Err(err!("model.descriptor.embedding is \"direct\", which the GPU cannot do")
-            .help("leave the key out, or use --device cpu"));
-    }
-    Ok(())
 }

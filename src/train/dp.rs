@@ -3,7 +3,7 @@
 //! Set-up, then a learner for the device at hand, then the loop of [`run`](super::run).
 
 use super::cpu::CpuLearner;
-use super::cuda::{self, CudaLearner};
+use super::cuda::CudaLearner;
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
 use super::options::RunOptions;
 use super::run::{Journal, Plan, Run, Validates};
@@ -74,8 +74,7 @@ fn learner(
             (true, false) => Numbers::F32,
             (true, true) => Numbers::Tf32,
         };
-        let made = cuda::supports(setup)
-            .and_then(|()| CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr));
+        let made = CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr);
         match (made, options.device) {
             (Ok(learner), _) => return Ok(Box::new(learner)),
             // Every rank has found the same, because all have the same model.

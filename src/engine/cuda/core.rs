@@ -1,6 +1,7 @@
 //! A model with its frames on a device, and the passes of a step over them.
 
 use super::device::{Buffer, Device, Event, Pinned, Stream, arguments};
+use super::direct::Direct;
 use super::frame::Facts;
 use super::layout::{Batch, Status, Turn};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
@@ -8,11 +9,12 @@ use super::products::ProductLaunch;
 use super::shape::{FrameShape, Shape, work_bytes};
 use super::store::{Store, feature_launch};
 use super::sys::DevicePtr;
+use crate::Result;
 use crate::engine::cpu::argument_range;
 use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::model::dp::Dp;
-use crate::{Result, err};
+use crate::model::dp::options::Embedding;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,9 +51,13 @@ pub struct Core {
     pub model: Arc<Dp>,
     pub network: Network,
     pub store: Store,
-    /// `None` until [`Core::adapt`] has found one.
+    /// `None` until [`Core::adapt`] has found one, and where the nets themselves are used.
     series: Option<SeriesOnDevice>,
+    /// The nets themselves: for all batches where there is no series, else for those with a frame that it does not cover.
+    direct: Option<Direct>,
     range: (f64, f64),
+    /// Arguments beyond which no series was found.
+    refused: (f64, f64),
     terms: Terms,
     constants: Batch,
     pub turn: Buffer,
@@ -106,7 +112,9 @@ impl Core {
         let mut core = Core {
             store: Store::new(device, capacity)?,
             series: None,
+            direct: None,
             range: argument_range(model, min_distance),
+            refused: (f64::NEG_INFINITY, f64::INFINITY),
             constants: Batch::default(),
             turn: Buffer::zeroed(device, TURN_HEADER + 4 * MAX_FRAMES, "a step's numbers")?,
             ring: (0, 0, 1),
@@ -198,23 +206,30 @@ impl Core {
         self.series.as_ref().map(|s| s.plan.terms)
     }
 
-    /// Chooses the shortest series of at least so many terms that describes the nets with these parameters.
+    /// Chooses the shortest series of at least so many terms that describes the nets with these parameters. Where there is
+    /// none, the nets themselves are used from now on.
     pub fn adapt(&mut self, params: &[f64], at_least: usize) -> Result<()> {
+        if self.model.descriptor().embedding == Embedding::Direct {
+            return self.use_direct();
+        }
         let (low, high) = self.range;
-        let plan = chebyshev::choose(&self.model, params, low, high, self.tolerance(), at_least);
-        let plan = plan.ok_or_else(|| {
-            err!(
-                "the embedding net is not smooth enough for a series of {} terms, and the GPU has no other way",
-                TERMS[TERMS.len() - 1]
-            )
-            .help("train it on the CPU: --device cpu")
-        })?;
-        self.use_plan(plan)
+        match chebyshev::choose(&self.model, params, low, high, self.tolerance(), at_least) {
+            Some(plan) => self.use_plan(plan),
+            None => {
+                log::warn!(
+                    "the embedding net is not smooth enough for a series of {} terms: evaluating the net itself",
+                    TERMS[TERMS.len() - 1]
+                );
+                self.use_direct()
+            }
+        }
     }
 
     /// Keeps the series in force where it describes the nets, else chooses a longer one.
     pub fn adapt_if_needed(&mut self, params: &[f64]) -> Result<()> {
-        let Some(series) = &self.series else { return self.adapt(params, TERMS[0]) };
+        let Some(series) = &self.series else {
+            return if self.is_direct() { Ok(()) } else { self.adapt(params, TERMS[0]) };
+        };
         let terms = series.plan.terms;
         let mut now = chebyshev::Series::default();
         now.expand(&series.plan, &self.model, params);
@@ -226,9 +241,37 @@ impl Core {
         self.range
     }
 
-    /// Covers what an earlier run covered.
-    pub fn set_range(&mut self, low: f64, high: f64) {
-        self.range = (low, high);
+    /// Arguments beyond which no series was found; infinite where none was looked for.
+    pub fn refused(&self) -> (f64, f64) {
+        self.refused
+    }
+
+    /// Covers what an earlier run covered, and looks for no series where that one found none.
+    pub fn set_range(&mut self, range: (f64, f64), refused: (f64, f64)) {
+        (self.range, self.refused) = (range, refused);
+    }
+
+    /// The nets themselves are used for all batches.
+    pub fn is_direct(&self) -> bool {
+        self.series.is_none() && self.direct.is_some()
+    }
+
+    /// From now on the nets themselves are used for all batches.
+    pub fn use_direct(&mut self) -> Result<()> {
+        self.device.synchronize()?;
+        self.forget_shapes();
+        self.make_direct()?;
+        self.series = None;
+        self.set_constants();
+        let Some(direct) = &self.direct else { return Ok(()) };
+        self.store.refill(&direct.nets, &self.constants)
+    }
+
+    fn make_direct(&mut self) -> Result<()> {
+        if self.direct.is_none() {
+            self.direct = Some(Direct::new(&self.network)?);
+        }
+        Ok(())
     }
 
     /// Continues with the series of an earlier run.
@@ -254,63 +297,94 @@ impl Core {
         self.generation += 1;
     }
 
-    /// Makes the series reach to all arguments of a frame. `params` are asked for where it does not.
+    /// Makes the series reach to all arguments of a frame, where there is one that does: else batches with this frame go
+    /// without. `params` are asked for where it does not reach yet.
     pub fn cover(&mut self, facts: &Facts, params: impl FnOnce(&Core) -> Result<Vec<f64>>) -> Result<()> {
         let Some(series) = &self.series else { return Ok(()) };
         let (low, high) = facts.s_range;
-        if low > high || series.plan.covers(low, high) {
+        let known = low <= self.refused.0 || high >= self.refused.1;
+        if facts.covered_by(&series.plan) || known {
             return Ok(());
         }
         let terms = series.plan.terms;
         // Room for the next frame that goes a little further.
         let room = 0.02 * (self.range.1 - self.range.0);
+        let mut wider = self.range;
         if low < self.range.0 {
-            self.range.0 = low - room;
+            wider.0 = low - room;
         }
         if high > self.range.1 {
-            self.range.1 = high + room;
+            wider.1 = high + room;
         }
         let params = params(self)?;
-        self.adapt(&params, terms)
+        let plan = chebyshev::choose(&self.model, &params, wider.0, wider.1, self.tolerance(), terms);
+        if let Some(plan) = plan {
+            self.range = wider;
+            return self.use_plan(plan);
+        }
+        log::debug!("no series reaches from {low} to {high}: evaluating the nets themselves for such frames");
+        if low < self.range.0 {
+            self.refused.0 = low;
+        }
+        if high > self.range.1 {
+            self.refused.1 = high;
+        }
+        Ok(())
     }
 
     /// Puts a frame into a slot.
     pub fn put(&mut self, slot: usize, frame: &super::frame::HostFrame) -> Result<()> {
-        let series = self.series.as_ref().expect("a series is chosen before frames come");
-        self.store.put(slot, frame, series, &self.constants)
+        let nets = self.series.as_ref().or(self.direct.as_ref().map(|direct| &direct.nets));
+        let nets = nets.expect("a series is chosen before frames come");
+        self.store.put(slot, frame, nets, &self.constants)
     }
 
     /// The kind of batch that these slots make, after the frames that were put into them are there.
     pub fn shape(&mut self, slots: &[u32]) -> Result<Arc<Shape>> {
         self.store.publish()?;
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        let mut by_series = self.series.is_some();
         for &slot in slots {
-            hasher.update(&self.store.facts(slot as usize).shape_hash.to_le_bytes());
+            let facts = self.store.facts(slot as usize);
+            hasher.update(&facts.shape_hash.to_le_bytes());
+            by_series = by_series && self.series.as_ref().is_some_and(|s| facts.covered_by(&s.plan));
         }
+        hasher.update(&[u8::from(by_series)]);
         let key = hasher.digest128();
         if let Some(known) = self.shapes.get(&key) {
             return Ok(known.clone());
         }
+        if !by_series {
+            self.make_direct()?;
+        }
         let frames: Vec<FrameShape> =
             slots.iter().map(|&slot| self.store.facts(slot as usize).shape.clone()).collect();
-        let series = self.series.as_ref().expect("a series is chosen before batches come");
-        let bytes = work_bytes(&self.network, series, &frames)?;
+        let bytes = work_bytes(&self.network, self.nets(by_series), &frames)?;
         if self.work.as_ref().is_none_or(|work| work.bytes() < bytes) {
             self.device.synchronize()?;
             self.forget_shapes();
             self.work = None;
             self.work = Some(Buffer::zeroed(&self.device, bytes, "a batch")?);
         }
-        let (Some(work), Some(series)) = (&self.work, &self.series) else {
-            unreachable!("both were made above")
-        };
-        let shape = Arc::new(Shape::new(&self.network, series, &frames, work, self.constants, key as u64)?);
+        let Some(work) = &self.work else { unreachable!("it was made above") };
+        let nets = self.nets(by_series);
+        // A batch without a series is one of no terms.
+        let constants = Batch { terms: nets.embedding.terms, ..self.constants };
+        let shape = Arc::new(Shape::new(&self.network, nets, &frames, work, constants, key as u64)?);
         self.shapes.insert(key, shape.clone());
         Ok(shape)
     }
 
-    fn series(&self) -> &SeriesOnDevice {
-        self.series.as_ref().expect("a series is chosen before the first pass")
+    /// The series, or the nets as one of no terms.
+    fn nets(&self, by_series: bool) -> &SeriesOnDevice {
+        let direct = self.direct.as_ref().map(|direct| &direct.nets);
+        let nets = if by_series { self.series.as_ref() } else { direct };
+        nets.expect("a series is chosen, or the nets are made ready, before batches come")
+    }
+
+    /// The nets themselves, where a batch is evaluated by them.
+    fn direct_of(&self, shape: &Shape) -> Option<&Direct> {
+        self.direct.as_ref().filter(|_| shape.batch.terms == 0)
     }
 
     fn products(&self, launches: &[ProductLaunch]) -> Result<()> {
@@ -340,20 +414,27 @@ impl Core {
         let (ring, stride, places) = self.ring;
         let counter = self.counter.ptr();
         device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b, ring, stride, places, counter])?;
-        self.products(&shape.describe)?;
+        match self.direct_of(shape) {
+            Some(direct) => direct.describe(b)?,
+            None => self.products(&shape.describe)?,
+        }
         device.launch("descriptor", n, 256, 4 * b.ldm as usize * size, arguments![*b])?;
         self.products(&shape.forward)?;
         self.products(&shape.backward)?;
         self.adjoint(shape, 0)?;
-        self.products(&shape.de_q)?;
-        let tk = (b.n_types * b.terms) as usize;
-        device.launch("pair_forces", n, 160, 8 * tk * size, arguments![*b])?;
+        if let Some(direct) = self.direct_of(shape) {
+            direct.forces(b)?;
+        } else {
+            self.products(&shape.de_q)?;
+            let tk = (b.n_types * b.terms) as usize;
+            device.launch("pair_forces", n, 160, 8 * tk * size, arguments![*b])?;
+        }
         device.launch("collect", n.div_ceil(4), 128, 0, arguments![*b])
     }
 
     /// Energies and virials of frames, and the loss.
     fn sums(&self, shape: &Shape, stream: Stream) -> Result<()> {
-        let (device, b, e) = (&self.device, &shape.batch, &self.series().embedding);
+        let (device, b, e) = (&self.device, &shape.batch, &self.nets(self.series.is_some()).embedding);
         device.launch_on(stream, "sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
         if self.terms.loss.is_some() {
             let tails = arguments![*b, e.tails, e.n_nets, e.parts];
@@ -413,9 +494,13 @@ impl Core {
     fn tangents(&self, shape: &Shape, seeds: Option<&Event>) -> Result<()> {
         let (device, b) = (&self.device, &shape.batch);
         let size = device.numbers.size();
-        let (threads, shared) = feature_launch(self.series().plan.terms, size);
-        device.launch("features_tangent", shape.n_rows, threads, shared, arguments![*b])?;
-        self.products(&shape.a_dot)?;
+        if let Some(direct) = self.direct_of(shape) {
+            direct.tangent(b)?;
+        } else {
+            let (threads, shared) = feature_launch(b.terms as usize, size);
+            device.launch("features_tangent", shape.n_rows, threads, shared, arguments![*b])?;
+            self.products(&shape.a_dot)?;
+        }
         let shared = 8 * b.ldm as usize * size;
         device.launch("descriptor_tangent", shape.n_rows, 256, shared, arguments![*b])?;
         let last = shape.tangent.len() - self.launches_of_a_layer(&shape.tangent);
@@ -430,7 +515,7 @@ impl Core {
     /// the next step's series is the longer way; the gradients of the fitting nets are made beside it, as soon as all dL/dz
     /// are there: before the adjoint of the inputs.
     fn adjoints(&self, shape: &Shape, updates: bool) -> Result<()> {
-        let (device, series) = (&self.device, self.series());
+        let device = &self.device;
         let (main, side, third) = (device.stream(), device.side_stream(), device.third_stream());
         let Events { adjoints: fork, inputs, fitting: join, columns: sums, .. } = &self.events;
         let last = shape.reverse.len() - self.launches_of_a_layer(&shape.reverse);
@@ -453,25 +538,30 @@ impl Core {
         }
         join.record(side)?;
         self.adjoint(shape, 1)?;
-        self.products(&shape.dl_c)?;
-        let (e, (_, shared)) = (&series.embedding, series.shared);
-        device.launch("embed_backward", series.blocks(), 256, shared, arguments![*e, series.room])?;
-        self.embedding_weights(updates)?;
+        self.embedding_gradient(shape, updates)?;
         if updates {
             self.embed()?;
         }
         join.holds(main)
     }
 
-    /// The gradient of the embedding nets, or their update.
-    fn embedding_weights(&self, updates: bool) -> Result<()> {
-        let (net, series) = (&self.network, self.series());
-        let (e, turn, status) = (&series.embedding, self.turn.ptr(), net.status.ptr());
+    /// The gradient of the embedding nets from dL/dA, or their update.
+    fn embedding_gradient(&self, shape: &Shape, updates: bool) -> Result<()> {
+        let net = &self.network;
         let or_none = |buffer: &Buffer| if updates { buffer.ptr() } else { 0 };
-        let [params, first, second] = [&net.params, &net.first_moment, &net.second_moment].map(or_none);
+        let moved = [&net.params, &net.first_moment, &net.second_moment].map(or_none);
         let trained = self.trained.ptr();
+        if let Some(direct) = self.direct_of(shape) {
+            direct.adjoint(&shape.batch)?;
+            return direct.weights(&shape.batch, moved, trained);
+        }
+        self.products(&shape.dl_c)?;
+        let (device, series) = (&self.device, self.nets(true));
+        let (e, (_, shared)) = (&series.embedding, series.shared);
+        device.launch("embed_backward", series.blocks(), 256, shared, arguments![*e, series.room])?;
+        let ([params, first, second], turn, status) = (moved, self.turn.ptr(), net.status.ptr());
         let arguments = arguments![*e, params, first, second, trained, turn, status];
-        self.device.launch("embed_weights", series.weight_blocks(), 256, 0, arguments)
+        device.launch("embed_weights", series.weight_blocks(), 256, 0, arguments)
     }
 
     /// Launches that the products of one layer take.
