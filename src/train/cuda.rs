@@ -153,7 +153,7 @@ impl CudaLearner {
         };
         let generation = core.generation;
         core.device.synchronize()?;
-        Ok(CudaLearner {
+        let mut learner = CudaLearner {
             loss: EnerLoss::new(setup.input.loss.clone(), start_lr),
             start_lr,
             feed,
@@ -171,7 +171,9 @@ impl CudaLearner {
             stall_timeout: training.stall_timeout,
             core,
             setup: setup.clone(),
-        })
+        };
+        learner.continue_looks()?;
+        Ok(learner)
     }
 
     /// Model, parameters and series on the device.
@@ -405,8 +407,7 @@ impl CudaLearner {
             self.wait(team)?;
         }
         self.looked.1.wait()?;
-        // SAFETY: the copy has ended; the structure is plain numbers.
-        let status = unsafe { std::ptr::read_unaligned(self.looked.0.bytes().as_ptr().cast::<Status>()) };
+        let status = self.looked_at();
         self.judge(&status)?;
         if status.tail >= self.core.tolerance() {
             let terms = self.core.n_terms().unwrap_or(0);
@@ -416,6 +417,34 @@ impl CudaLearner {
             self.core.network.status.write(0, &[0.0f64])?;
         }
         Ok(Some(status))
+    }
+
+    /// Tails of the series for a checkpoint, as bits: the largest on the device, and the one on its way to the host.
+    fn tails(&self, now: &Status) -> serde_json::Value {
+        let under_way = self.looked.2.then(|| self.looked_at().tail.to_bits());
+        json!([now.tail.to_bits(), under_way])
+    }
+
+    /// What [`CudaLearner::tails`] has kept of an earlier run: its series grows at the step at which that one's would have.
+    fn continue_looks(&mut self) -> Result<()> {
+        let Some(state) = &self.setup.resumed else { return Ok(()) };
+        let tail = |k: usize| state.engine["tails"][k].as_u64().map(f64::from_bits);
+        if let Some(tail) = tail(0) {
+            self.core.network.status.write(0, &[tail])?;
+        }
+        if let Some(tail) = tail(1) {
+            // The first number of the status is the tail.
+            self.looked.0.bytes_mut().fill(0);
+            self.looked.0.bytes_mut()[..8].copy_from_slice(&tail.to_le_bytes());
+            self.looked.2 = true;
+        }
+        Ok(())
+    }
+
+    /// The status that was copied to the host last.
+    fn looked_at(&self) -> Status {
+        // SAFETY: the copy has ended; the structure is plain numbers.
+        unsafe { std::ptr::read_unaligned(self.looked.0.bytes().as_ptr().cast::<Status>()) }
     }
 
     fn judge(&self, status: &Status) -> Result<()> {
@@ -481,7 +510,8 @@ impl Learner for CudaLearner {
 
     fn snapshot(&mut self) -> Result<Snapshot> {
         self.core.device.synchronize()?;
-        self.judge(&self.core.status()?)?;
+        let status = self.core.status()?;
+        self.judge(&status)?;
         let (mut first_moment, mut second_moment) =
             (vec![0.0; self.core.network.n_params], vec![0.0; self.core.network.n_params]);
         self.core.network.first_moment.read(0, &mut first_moment)?;
@@ -497,6 +527,7 @@ impl Learner for CudaLearner {
                 "range": [range.0, range.1],
                 "refused": [refused.0, refused.1],
                 "direct": self.core.is_direct(),
+                "tails": self.tails(&status),
             }),
         })
     }
