@@ -142,6 +142,7 @@ for section in $sections; do
             for run in 1 2 plain parts; do
                 folder=$(fresh "direct_${precision}_$run")
                 input "$folder/input.json" 4 100 20 $precision && without_series "$folder"
+                sed -i 's/1000000/20/' "$folder/input.json"
                 [ $run = parts ] && cp "$out/direct_${precision}_1"/{lcurve.out,model.ckpt-60.phx} "$folder/"
                 PHALANX_GRAPHS=$([ $run = plain ] && echo 0 || echo 1) train "$folder" $([ $run = parts ] && echo --restart model.ckpt-60.phx)
                 words="$words $(bits "$folder")"
@@ -162,16 +163,16 @@ for section in $sections; do
         [ "$a" = "$b" ] && grep -q 'evaluating the net itself' "$folder/log"
         result "direct relu" $? "CPU and GPU after 12 steps:$a;$b"
         # A net that becomes rough in the middle of a run, from checkpoints before and after that.
-        for from in 0 20 180; do
-            folder=$(fresh direct_rough_$from) && input "$folder/input.json" 1 200 20 float64
-            sed -i 's/25, 50, 100/6, 12/; s/"axis_neuron": 16/"axis_neuron": 4/; s/0.001/0.05/; s/3.51e-8/0.05/; s/240, 240, 240/16, 16/; s/1000000/20, "max_ckpt_keep": 20/' "$folder/input.json"
+        for from in 0 20 380; do
+            folder=$(fresh direct_rough_$from) && input "$folder/input.json" 1 400 20 float64
+            sed -i 's/25, 50, 100/6, 12/; s/"axis_neuron": 16/"axis_neuron": 4/; s/0.001/0.05/; s/3.51e-8/0.05/; s/240, 240, 240/16, 16/; s/1000000/20, "max_ckpt_keep": 30/' "$folder/input.json"
             [ $from = 0 ] || cp "$out/direct_rough_0"/{lcurve.out,model.ckpt-$from.phx} "$folder/"
             train "$folder" $([ $from = 0 ] || echo --restart model.ckpt-$from.phx)
         done
-        words=$(for from in 0 20 180; do bits "$out/direct_rough_$from"; done | tr '\n' ' ')
+        words=$(for from in 0 20 380; do bits "$out/direct_rough_$from"; done | tr '\n' ' ')
         at() { grep -c 'evaluating the net itself' "$out/direct_rough_$1/log"; }
-        [ "$(echo $words | tr ' ' '\n' | sort -u | wc -l)" = 1 ] && [ "$(at 0) $(at 20) $(at 180)" = '1 1 0' ]
-        result "direct in mid-run" $? "200 steps, from step 20 on, from step 180 on: $words; went over to the nets $(at 0) $(at 20) $(at 180) times"
+        [ "$(echo $words | tr ' ' '\n' | sort -u | wc -l)" = 1 ] && [ "$(at 0) $(at 20) $(at 380)" = '1 1 0' ]
+        result "direct in mid-run" $? "400 steps, from step 20 on, from step 380 on: $words; went over to the nets $(at 0) $(at 20) $(at 380) times"
         say "samples/s of the nets themselves (stock network); 4 frames a step by the series $(speed "$out/direct_series" 4 100)"
         for precision in float64 float32; do
             line=$(printf '%-10s' $precision)
