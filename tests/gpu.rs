@@ -180,3 +180,24 @@ fn frames_beyond_the_budget_stream_through_page_locked_memory() {
     assert!(streamed.1 > 80 && streamed.1 <= 120, "{} copies from page-locked memory", streamed.1);
     assert!(streamed.0 > resident.0 && streamed.0 < 120 * 65536 + resident.0, "{} bytes locked", streamed.0);
 }
+
+#[test]
+fn nets_that_no_series_describes_are_trained_on_the_gpu_and_stay_without_one_after_a_restart() {
+    let says = "the embedding net is not smooth enough for a series of 192 terms: evaluating the net itself";
+    for (key, value, warns) in [("activation_function", "relu", true), ("embedding", "direct", false)] {
+        let place = prepared(|input| input["model"]["descriptor"][key] = json!(value));
+        let Some(folder) = fake(&place, &BOTH) else { return };
+        let ended = dp(&place, &folder, "train input.json --device cuda", &[]).succeeds();
+        assert_eq!(ended.stderr.contains(says), warns, "{}", ended.stderr);
+        let header = checkpoint::load(&place.path("model.ckpt-60.phx")).unwrap().header;
+        assert_eq!((&header["engine"]["terms"], &header["engine"]["direct"]), (&Value::Null, &json!(true)));
+        let mut longer = small_input(80, 10);
+        longer["model"]["descriptor"][key] = json!(value);
+        place.input("input.json", &longer);
+        let ended =
+            dp(&place, &folder, "train input.json --device cuda --restart model.ckpt", &[]).succeeds();
+        assert!(!ended.stderr.contains(says), "it was found out before: {}", ended.stderr);
+        let header = checkpoint::load(&place.path("model.ckpt-80.phx")).unwrap().header;
+        assert_eq!(header["engine"]["direct"], true);
+    }
+}

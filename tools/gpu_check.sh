@@ -6,7 +6,7 @@
 # BIN   folder with prebuilt programs: dp, pinn, oracle (tests/oracle), unit (the unit tests). Without it they are built with cargo.
 # DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
 # OUT   folder for logs and the table (default: a new temporary folder).
-# Sections: unit oracle determinism graph sanitizer nccl shared restart streaming memory lost test times utilisation start
+# Sections: unit oracle determinism graph direct sanitizer nccl shared restart streaming memory lost test times utilisation start
 # profile pinn. Without any: all of them. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,7 +15,7 @@ while getopts b:d:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph sanitizer nccl shared restart streaming memory lost test times utilisation start profile pinn}
+sections=${*:-unit oracle determinism graph direct sanitizer nccl shared restart streaming memory lost test times utilisation start profile pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -57,6 +57,9 @@ input() {
   "numb_steps": $3, "seed": 10, "disp_freq": $4, "save_freq": 1000000 ${6:-}}}
 END
 }
+
+# without_series FOLDER [KEY]: the embedding nets themselves, or another key of the descriptor
+without_series() { sed -i "s/\"axis_neuron\"/${2:-\"embedding\": \"direct\"}, &/" "$1/input.json"; }
 
 # train FOLDER ARGUMENTS...: runs dp train input.json in a folder
 train() {
@@ -131,6 +134,56 @@ for section in $sections; do
         a=$(bits "$out/graph_on") b=$(bits "$out/graph_off") c=$(bits "$out/graph_apart")
         [ "$a" = "$b" ] && [ "$a" = "$c" ] && [ -s "$out/graph_on/lcurve.out" ]
         result "$section" $? "recorded steps $a, kernel by kernel $b, none before the last has ended $c"
+        ;;
+    direct)
+        # The embedding nets themselves: twice, kernel by kernel, from a checkpoint on, beside the series and beside the CPU.
+        words=
+        for precision in float64 float32; do
+            for run in 1 2 plain parts; do
+                folder=$(fresh "direct_${precision}_$run")
+                input "$folder/input.json" 4 100 20 $precision && without_series "$folder"
+                sed -i 's/1000000/20/' "$folder/input.json"
+                [ $run = parts ] && cp "$out/direct_${precision}_1"/{lcurve.out,model.ckpt-60.phx} "$folder/"
+                PHALANX_GRAPHS=$([ $run = plain ] && echo 0 || echo 1) train "$folder" $([ $run = parts ] && echo --restart model.ckpt-60.phx)
+                words="$words $(bits "$folder")"
+                cmp -s <(bits "$out/direct_${precision}_1") <(bits "$folder") || words="$words DIFFERS"
+            done
+        done
+        [[ $words != *DIFFERS* && -s $out/direct_float64_1/lcurve.out ]]
+        result "$section" $? "f64 and f32, twice, kernel by kernel, from a checkpoint on:$words"
+        folder=$(fresh direct_series) && input "$folder/input.json" 4 100 20 float64 && train "$folder"
+        a=$(tail -1 "$out/direct_float64_1/lcurve.out") b=$(tail -1 "$folder/lcurve.out")
+        [ "$a" = "$b" ]
+        result "direct = series" $? "after 100 steps:$a;$b"
+        for device in cpu cuda; do
+            folder=$(fresh direct_relu_$device) && input "$folder/input.json" 2 12 4 float64 && without_series "$folder" '"activation_function": "relu"'
+            (cd "$folder" && "$bin/dp" train input.json --skip-neighbor-stat --device $device >log 2>&1)
+        done
+        a=$(tail -1 "$out/direct_relu_cpu/lcurve.out") b=$(tail -1 "$folder/lcurve.out")
+        [ "$a" = "$b" ] && grep -q 'evaluating the net itself' "$folder/log"
+        result "direct relu" $? "CPU and GPU after 12 steps:$a;$b"
+        # A net that becomes rough in the middle of a run, from checkpoints before and after that.
+        for from in 0 20 380; do
+            folder=$(fresh direct_rough_$from) && input "$folder/input.json" 1 400 20 float64
+            sed -i 's/25, 50, 100/6, 12/; s/"axis_neuron": 16/"axis_neuron": 4/; s/0.001/0.05/; s/3.51e-8/0.05/; s/240, 240, 240/16, 16/; s/1000000/20, "max_ckpt_keep": 30/' "$folder/input.json"
+            [ $from = 0 ] || cp "$out/direct_rough_0"/{lcurve.out,model.ckpt-$from.phx} "$folder/"
+            train "$folder" $([ $from = 0 ] || echo --restart model.ckpt-$from.phx)
+        done
+        words=$(for from in 0 20 380; do bits "$out/direct_rough_$from"; done | tr '\n' ' ')
+        at() { grep -c 'evaluating the net itself' "$out/direct_rough_$1/log"; }
+        [ "$(echo $words | tr ' ' '\n' | sort -u | wc -l)" = 1 ] && [ "$(at 0) $(at 20) $(at 380)" = '1 1 0' ]
+        result "direct in mid-run" $? "400 steps, from step 20 on, from step 380 on: $words; went over to the nets $(at 0) $(at 20) $(at 380) times"
+        say "samples/s of the nets themselves (stock network); 4 frames a step by the series $(speed "$out/direct_series" 4 100)"
+        for precision in float64 float32; do
+            line=$(printf '%-10s' $precision)
+            for batch in 1 4 16 64; do
+                steps=$((800 / batch + 20)) folder=$(fresh "direct_time_${precision}_$batch")
+                input "$folder/input.json" $batch $steps $((steps / 2)) $precision && without_series "$folder"
+                train "$folder"
+                line="$line $(printf '%10s' "$(speed "$folder" $batch $steps)")"
+            done
+            say "$line"
+        done
         ;;
     sanitizer)
         folder=$(fresh sanitizer) && input "$folder/input.json" 1 3 1 float64

@@ -137,8 +137,8 @@ impl Predictor {
 
     fn make_engine(&self, frames: &[Frame]) -> Result<PrecisionEngine> {
         let mode = self.mode(frames)?;
-        if let (Some(gpu), EmbeddingMode::Chebyshev { min_distance }) = (&self.gpu, mode) {
-            match self.engine_on(gpu, min_distance) {
+        if let Some(gpu) = &self.gpu {
+            match self.engine_on(gpu, mode) {
                 Ok(engine) => return Ok(PrecisionEngine::Cuda(Box::new(engine))),
                 Err(e) => log::warn!("evaluating on the CPU: {e}"),
             }
@@ -149,10 +149,13 @@ impl Predictor {
         })
     }
 
-    fn engine_on(&self, gpu: &Gpu, min_distance: f64) -> Result<CudaEngine> {
+    fn engine_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<CudaEngine> {
         let numbers = if self.precision() == Precision::Float64 { Numbers::F64 } else { Numbers::F32 };
         let device = Device::open(&gpu.cuda, gpu.index, numbers, &|name| std::env::var(name).ok())?;
-        let mut engine = CudaEngine::new(&device, &self.model, min_distance)?;
+        let mut engine = match mode {
+            EmbeddingMode::Chebyshev { min_distance } => CudaEngine::new(&device, &self.model, min_distance)?,
+            EmbeddingMode::Direct => CudaEngine::direct(&device, &self.model)?,
+        };
         engine.adapt_to(&self.params)?;
         Ok(engine)
     }

@@ -28,7 +28,7 @@ use crate::optim::adam::Rule;
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
-use crate::{Result, bail, err};
+use crate::{Result, bail};
 use serde_json::json;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -154,7 +154,7 @@ impl CudaLearner {
         };
         let generation = core.generation;
         core.device.synchronize()?;
-        Ok(CudaLearner {
+        let mut learner = CudaLearner {
             loss: EnerLoss::new(setup.input.loss.clone(), start_lr),
             start_lr,
             feed,
@@ -173,7 +173,9 @@ impl CudaLearner {
             stall_timeout: training.stall_timeout,
             core,
             setup: setup.clone(),
-        })
+        };
+        learner.continue_looks()?;
+        Ok(learner)
     }
 
     /// Model, parameters and series on the device.
@@ -190,12 +192,18 @@ impl CudaLearner {
         };
         core.network.first_moment.write(0, &state.first_moment)?;
         core.network.second_moment.write(0, &state.second_moment)?;
-        let number = |k: usize| state.engine["range"][k].as_f64();
-        if let (Some(low), Some(high)) = (number(0), number(1)) {
-            core.set_range(low, high);
+        let number = |key: &str, k: usize| state.engine[key][k].as_f64();
+        if let (Some(low), Some(high)) = (number("range", 0), number("range", 1)) {
+            let refused = [number("refused", 0), number("refused", 1)];
+            core.set_range(
+                (low, high),
+                (refused[0].unwrap_or(-f64::INFINITY), refused[1].unwrap_or(f64::INFINITY)),
+            );
         }
         match state.engine["terms"].as_u64() {
             Some(terms) => core.use_terms(terms as usize)?,
+            // A run that went over to the nets themselves stays with them.
+            None if state.engine["direct"] == true => core.use_direct()?,
             None => core.adapt_if_needed(&setup.params)?,
         }
         Ok(core)
@@ -401,8 +409,7 @@ impl CudaLearner {
             self.wait(team)?;
         }
         self.looked.1.wait()?;
-        // SAFETY: the copy has ended; the structure is plain numbers.
-        let status = unsafe { std::ptr::read_unaligned(self.looked.0.bytes().as_ptr().cast::<Status>()) };
+        let status = self.looked_at();
         self.judge(&status)?;
         if status.tail >= self.core.tolerance() {
             let terms = self.core.n_terms().unwrap_or(0);
@@ -412,6 +419,34 @@ impl CudaLearner {
             self.core.network.status.write(0, &[0.0f64])?;
         }
         Ok(Some(status))
+    }
+
+    /// Tails of the series for a checkpoint, as bits: the largest on the device, and the one on its way to the host.
+    fn tails(&self, now: &Status) -> serde_json::Value {
+        let under_way = self.looked.2.then(|| self.looked_at().tail.to_bits());
+        json!([now.tail.to_bits(), under_way])
+    }
+
+    /// What [`CudaLearner::tails`] has kept of an earlier run: its series grows at the step at which that one's would have.
+    fn continue_looks(&mut self) -> Result<()> {
+        let Some(state) = &self.setup.resumed else { return Ok(()) };
+        let tail = |k: usize| state.engine["tails"][k].as_u64().map(f64::from_bits);
+        if let Some(tail) = tail(0) {
+            self.core.network.status.write(0, &[tail])?;
+        }
+        if let Some(tail) = tail(1) {
+            // The first number of the status is the tail.
+            self.looked.0.bytes_mut().fill(0);
+            self.looked.0.bytes_mut()[..8].copy_from_slice(&tail.to_le_bytes());
+            self.looked.2 = true;
+        }
+        Ok(())
+    }
+
+    /// The status that was copied to the host last.
+    fn looked_at(&self) -> Status {
+        // SAFETY: the copy has ended; the structure is plain numbers.
+        unsafe { std::ptr::read_unaligned(self.looked.0.bytes().as_ptr().cast::<Status>()) }
     }
 
     fn judge(&self, status: &Status) -> Result<()> {
@@ -477,17 +512,25 @@ impl Learner for CudaLearner {
 
     fn snapshot(&mut self) -> Result<Snapshot> {
         self.core.device.synchronize()?;
-        self.judge(&self.core.status()?)?;
+        let status = self.core.status()?;
+        self.judge(&status)?;
         let (mut first_moment, mut second_moment) =
             (vec![0.0; self.core.network.n_params], vec![0.0; self.core.network.n_params]);
         self.core.network.first_moment.read(0, &mut first_moment)?;
         self.core.network.second_moment.read(0, &mut second_moment)?;
-        let (low, high) = self.core.range();
+        let (range, refused) = (self.core.range(), self.core.refused());
         Ok(Snapshot {
             params: self.core.params()?,
             first_moment,
             second_moment,
-            engine: json!({ "terms": self.core.n_terms(), "range": [low, high] }),
+            // Infinite bounds are written as null.
+            engine: json!({
+                "terms": self.core.n_terms(),
+                "range": [range.0, range.1],
+                "refused": [refused.0, refused.1],
+                "direct": self.core.is_direct(),
+                "tails": self.tails(&status),
+            }),
         })
     }
 }
@@ -554,14 +597,4 @@ fn start_feed(
         };
         frame.staged(&staging)
     })
-}
-
-/// Whether the kernels can do what a model wants; the error says why not.
-pub fn supports(setup: &Setup) -> Result<()> {
-    use crate::model::dp::options::Embedding;
-    if setup.model.descriptor().embedding == Embedding::Direct {
-        return Err(err!("model.descriptor.embedding is \"direct\", which the GPU cannot do")
-            .help("leave the key out, or use --device cpu"));
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 //! Set-up, then a learner for the device at hand, then the loop of [`run`](super::run).
 
 use super::cpu::CpuLearner;
-use super::cuda::{self, CudaLearner};
+use super::cuda::CudaLearner;
 use super::input::GpuProducts;
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
 use super::options::RunOptions;
@@ -76,8 +76,7 @@ fn learner(
             (true, GpuProducts::Tf32) => Numbers::Tf32,
             (true, GpuProducts::Bf16) => Numbers::Bf16,
         };
-        let made = cuda::supports(setup)
-            .and_then(|()| CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr));
+        let made = CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr);
         match (made, options.device) {
             (Ok(learner), _) => return Ok(Box::new(learner)),
             // Every rank has found the same, because all have the same model.

@@ -278,9 +278,13 @@ impl Case {
         let env = |name: &str| std::env::var(name).ok();
         let numbers = if self.is_float32() { Numbers::F32 } else { Numbers::F64 };
         let device = Device::open(&Cuda::find(&env)?, 0, numbers, &env)?;
-        let engine = || CudaEngine::new(&device, &self.model, self.min_distance);
-        self.predict_and_differentiate(&mut engine()?, worst)?;
-        self.replay(&mut engine()?, worst)
+        let series = || CudaEngine::new(&device, &self.model, self.min_distance);
+        let direct = || CudaEngine::direct(&device, &self.model);
+        for engine in [&series as &dyn Fn() -> Result<CudaEngine>, &direct] {
+            self.predict_and_differentiate(&mut engine()?, worst)?;
+            self.replay(&mut engine()?, worst)?;
+        }
+        Ok(())
     }
 
     fn compare_cpu<T: Real>(&self, worst: &mut Worst) -> Result<()> {

@@ -3,8 +3,8 @@
 //!
 //! A case holds an input, the model before training with its statistics, its predictions, the gradient at step 0, a
 //! training trace and the predictions after it. The statistics are computed here from the data, the rest by the
-//! reference engine and by the CPU engine on both of its paths, and compared. With `PHALANX_DEVICE=cuda` the CUDA engine
-//! takes the place of the others.
+//! reference engine and by the CPU engine on both of its paths, and compared. With `PHALANX_DEVICE=cuda` the CUDA engine,
+//! on both of its paths, takes the place of the others.
 //!
 //! Agreement with PiNN: the same for the folders under `tests/golden/pinn` and `$PHALANX_ORACLE/pinn`.
 

@@ -40,12 +40,13 @@ impl Numbers {
 }
 
 /// The files of one program, in the order in which they need each other.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     include_str!("kernels/common.cu"),
     include_str!("kernels/product.cu"),
     include_str!("kernels/embedding.cu"),
     include_str!("kernels/pairs.cu"),
     include_str!("kernels/descriptor.cu"),
+    include_str!("kernels/direct.cu"),
     include_str!("kernels/loss.cu"),
     include_str!("kernels/update.cu"),
 ];

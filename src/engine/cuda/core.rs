@@ -1,18 +1,20 @@
 //! A model with its frames on a device, and the passes of a step over them.
 
+mod series;
+
 use super::device::{Buffer, Device, Event, Pinned, Stream, arguments};
-use super::frame::Facts;
+use super::direct::Direct;
 use super::layout::{Batch, Status, Turn};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
 use super::shape::{FrameShape, Shape, work_bytes};
 use super::share::{self, Share};
 use super::store::Store;
+use crate::Result;
 use crate::engine::cpu::argument_range;
-use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
+use crate::engine::cpu::chebyshev::SKEW;
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::model::dp::Dp;
-use crate::{Result, err};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -50,9 +52,13 @@ pub struct Core {
     pub model: Arc<Dp>,
     pub network: Network,
     pub store: Store,
-    /// `None` until [`Core::adapt`] has found one.
+    /// `None` until [`Core::adapt`] has found one, and where the nets themselves are used.
     series: Option<SeriesOnDevice>,
+    /// The nets themselves: for all batches where there is no series, else for those with a frame that it does not cover.
+    direct: Option<Direct>,
     range: (f64, f64),
+    /// Arguments beyond which no series was found.
+    refused: (f64, f64),
     terms: Terms,
     constants: Batch,
     pub turn: Buffer,
@@ -107,7 +113,9 @@ impl Core {
         let mut core = Core {
             store: Store::new(device, capacity)?,
             series: None,
+            direct: None,
             range: argument_range(model, min_distance),
+            refused: (f64::NEG_INFINITY, f64::INFINITY),
             constants: Batch::default(),
             turn: Buffer::zeroed(device, TURN_HEADER + 4 * MAX_FRAMES, "a step's numbers")?,
             ring: None,
@@ -166,7 +174,7 @@ impl Core {
         if let Some(series) = &self.series {
             c.middle = series.plan.middle;
             c.inv_half = 1.0 / series.plan.half;
-            c.skew = chebyshev::SKEW;
+            c.skew = SKEW;
             c.terms = series.plan.terms as i32;
         }
         if let Some((loss, start_lr)) = &self.terms.loss {
@@ -191,128 +199,64 @@ impl Core {
         &self.constants
     }
 
-    pub fn tolerance(&self) -> f64 {
-        if self.device.numbers.size() == 8 { 1e-12 } else { 1e-7 }
-    }
-
-    /// Terms of the series in force.
-    pub fn n_terms(&self) -> Option<usize> {
-        self.series.as_ref().map(|s| s.plan.terms)
-    }
-
-    /// Chooses the shortest series of at least so many terms that describes the nets with these parameters.
-    pub fn adapt(&mut self, params: &[f64], at_least: usize) -> Result<()> {
-        let (low, high) = self.range;
-        let plan = chebyshev::choose(&self.model, params, low, high, self.tolerance(), at_least);
-        let plan = plan.ok_or_else(|| {
-            err!(
-                "the embedding net is not smooth enough for a series of {} terms, and the GPU has no other way",
-                TERMS[TERMS.len() - 1]
-            )
-            .help("train it on the CPU: --device cpu")
-        })?;
-        self.use_plan(plan)
-    }
-
-    /// Keeps the series in force where it describes the nets, else chooses a longer one.
-    pub fn adapt_if_needed(&mut self, params: &[f64]) -> Result<()> {
-        let Some(series) = &self.series else { return self.adapt(params, TERMS[0]) };
-        let terms = series.plan.terms;
-        let mut now = chebyshev::Series::default();
-        now.expand(&series.plan, &self.model, params);
-        if now.tail < self.tolerance() { Ok(()) } else { self.adapt(params, terms + 1) }
-    }
-
-    /// The arguments that the series covers.
-    pub fn range(&self) -> (f64, f64) {
-        self.range
-    }
-
-    /// Covers what an earlier run covered.
-    pub fn set_range(&mut self, low: f64, high: f64) {
-        self.range = (low, high);
-    }
-
-    /// Continues with the series of an earlier run.
-    pub fn use_terms(&mut self, terms: usize) -> Result<()> {
-        self.use_plan(Plan::new(terms, self.range.0, self.range.1))
-    }
-
-    fn use_plan(&mut self, plan: Plan) -> Result<()> {
-        if let Some(old) = self.n_terms() {
-            log::debug!("embedding series: {} terms instead of {old}", plan.terms);
-        }
-        self.device.synchronize()?;
-        self.forget_shapes();
-        self.series = Some(SeriesOnDevice::new(&self.network, &Arc::new(plan))?);
-        self.set_constants();
-        let Some(series) = &self.series else { return Ok(()) };
-        self.store.refill(series, &self.constants)?;
-        self.embed()
-    }
-
     fn forget_shapes(&mut self) {
         self.shapes.clear();
         self.generation += 1;
     }
 
-    /// Makes the series reach to all arguments of a frame. `params` are asked for where it does not.
-    pub fn cover(&mut self, facts: &Facts, params: impl FnOnce(&Core) -> Result<Vec<f64>>) -> Result<()> {
-        let Some(series) = &self.series else { return Ok(()) };
-        let (low, high) = facts.s_range;
-        if low > high || series.plan.covers(low, high) {
-            return Ok(());
-        }
-        let terms = series.plan.terms;
-        // Room for the next frame that goes a little further.
-        let room = 0.02 * (self.range.1 - self.range.0);
-        if low < self.range.0 {
-            self.range.0 = low - room;
-        }
-        if high > self.range.1 {
-            self.range.1 = high + room;
-        }
-        let params = params(self)?;
-        self.adapt(&params, terms)
-    }
-
     /// Puts a frame into a slot.
     pub fn put(&mut self, slot: usize, frame: &super::frame::HostFrame) -> Result<()> {
-        let series = self.series.as_ref().expect("a series is chosen before frames come");
-        self.store.put(slot, frame, series, &self.constants)
+        let nets = self.series.as_ref().or(self.direct.as_ref().map(|direct| &direct.nets));
+        let nets = nets.expect("a series is chosen before frames come");
+        self.store.put(slot, frame, nets, &self.constants)
     }
 
     /// The kind of batch that these slots make, after the frames that were put into them are there.
     pub fn shape(&mut self, slots: &[u32]) -> Result<Arc<Shape>> {
         self.store.publish()?;
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        let mut by_series = self.series.is_some();
         for &slot in slots {
-            hasher.update(&self.store.facts(slot as usize).shape_hash.to_le_bytes());
+            let facts = self.store.facts(slot as usize);
+            hasher.update(&facts.shape_hash.to_le_bytes());
+            by_series = by_series && self.series.as_ref().is_some_and(|s| facts.covered_by(&s.plan));
         }
+        hasher.update(&[u8::from(by_series)]);
         let key = hasher.digest128();
         if let Some(known) = self.shapes.get(&key) {
             return Ok(known.clone());
         }
+        if !by_series {
+            self.make_direct()?;
+        }
         let frames: Vec<FrameShape> =
             slots.iter().map(|&slot| self.store.facts(slot as usize).shape.clone()).collect();
-        let series = self.series.as_ref().expect("a series is chosen before batches come");
-        let bytes = work_bytes(&self.network, series, &frames)?;
+        let bytes = work_bytes(&self.network, self.nets(by_series), &frames)?;
         if self.work.as_ref().is_none_or(|work| work.bytes() < bytes) {
             self.device.synchronize()?;
             self.forget_shapes();
             self.work = None;
             self.work = Some(Buffer::zeroed(&self.device, bytes, "a batch")?);
         }
-        let (Some(work), Some(series)) = (&self.work, &self.series) else {
-            unreachable!("both were made above")
-        };
-        let shape = Arc::new(Shape::new(&self.network, series, &frames, work, self.constants, key as u64)?);
+        let Some(work) = &self.work else { unreachable!("it was made above") };
+        let nets = self.nets(by_series);
+        // A batch without a series is one of no terms.
+        let constants = Batch { terms: nets.embedding.terms, ..self.constants };
+        let shape = Arc::new(Shape::new(&self.network, nets, &frames, work, constants, key as u64)?);
         self.shapes.insert(key, shape.clone());
         Ok(shape)
     }
 
-    fn series(&self) -> &SeriesOnDevice {
-        self.series.as_ref().expect("a series is chosen before the first pass")
+    /// The series, or the nets as one of no terms.
+    fn nets(&self, by_series: bool) -> &SeriesOnDevice {
+        let direct = self.direct.as_ref().map(|direct| &direct.nets);
+        let nets = if by_series { self.series.as_ref() } else { direct };
+        nets.expect("a series is chosen, or the nets are made ready, before batches come")
+    }
+
+    /// The nets themselves, where a batch is evaluated by them.
+    fn direct_of(&self, shape: &Shape) -> Option<&Direct> {
+        self.direct.as_ref().filter(|_| shape.batch.terms == 0)
     }
 
     fn products(&self, launches: &[ProductLaunch]) -> Result<()> {
@@ -343,20 +287,27 @@ impl Core {
             self.ring.as_ref().map_or((0, 0, 1), |(ring, s, n)| (ring.ptr(), *s, *n));
         let counter = self.counter.ptr();
         device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b, ring, stride, places, counter])?;
-        self.products(&shape.describe)?;
+        match self.direct_of(shape) {
+            Some(direct) => direct.describe(b)?,
+            None => self.products(&shape.describe)?,
+        }
         self.describe(shape, "descriptor", 4 * b.ldm as usize)?;
         self.products(&shape.forward)?;
         self.products(&shape.backward)?;
         self.adjoint(shape, 0)?;
-        self.products(&shape.de_q)?;
-        let share = Share::of_forces(device, n, (b.n_types * b.terms) as usize);
-        self.rows("pair_forces", share, arguments![*b, share.each])?;
+        if let Some(direct) = self.direct_of(shape) {
+            direct.forces(b)?;
+        } else {
+            self.products(&shape.de_q)?;
+            let share = Share::of_forces(device, n, (b.n_types * b.terms) as usize);
+            self.rows("pair_forces", share, arguments![*b, share.each])?;
+        }
         device.launch("collect", n.div_ceil(4), 128, 0, arguments![*b])
     }
 
     /// Energies and virials of frames, and the loss.
     fn sums(&self, shape: &Shape, stream: Stream) -> Result<()> {
-        let (device, b, e) = (&self.device, &shape.batch, &self.series().embedding);
+        let (device, b, e) = (&self.device, &shape.batch, &self.nets(self.series.is_some()).embedding);
         device.launch_on(stream, "sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
         if self.terms.loss.is_some() {
             let tails = arguments![*b, e.tails, e.n_nets, e.parts];
@@ -425,9 +376,13 @@ impl Core {
     /// The direction, pushed through pairs, A, descriptor and fitting nets. dL/denergy is there after `seeds`.
     fn tangents(&self, shape: &Shape, seeds: Option<&Event>) -> Result<()> {
         let (device, b) = (&self.device, &shape.batch);
-        let share = Share::of_features(device, shape.n_rows);
-        self.rows("features_tangent", share, arguments![*b, share.each])?;
-        self.products(&shape.a_dot)?;
+        if let Some(direct) = self.direct_of(shape) {
+            direct.tangent(b)?;
+        } else {
+            let share = Share::of_features(device, shape.n_rows);
+            self.rows("features_tangent", share, arguments![*b, share.each])?;
+            self.products(&shape.a_dot)?;
+        }
         self.describe(shape, "descriptor_tangent", 8 * b.ldm as usize)?;
         let last = shape.tangent.len() - self.launches_of_a_layer(&shape.tangent);
         self.products(&shape.tangent[..last])?;
@@ -441,7 +396,7 @@ impl Core {
     /// the next step's series is the longer way; the gradients of the fitting nets are made beside it, as soon as all dL/dz
     /// are there: before the adjoint of the inputs.
     fn adjoints(&self, shape: &Shape, updates: bool) -> Result<()> {
-        let (device, series) = (&self.device, self.series());
+        let device = &self.device;
         let (main, side, third) = (device.stream(), device.side_stream(), device.third_stream());
         let Events { adjoints: fork, inputs, fitting: join, columns: sums, .. } = &self.events;
         let last = shape.reverse.len() - self.launches_of_a_layer(&shape.reverse);
@@ -464,25 +419,30 @@ impl Core {
         }
         join.record(side)?;
         self.adjoint(shape, 1)?;
-        self.products(&shape.dl_c)?;
-        let (e, (_, shared)) = (&series.embedding, series.shared);
-        device.launch("embed_backward", series.blocks(), 256, shared, arguments![*e, series.room])?;
-        self.embedding_weights(updates)?;
+        self.embedding_gradient(shape, updates)?;
         if updates {
             self.embed()?;
         }
         join.holds(main)
     }
 
-    /// The gradient of the embedding nets, or their update.
-    fn embedding_weights(&self, updates: bool) -> Result<()> {
-        let (net, series) = (&self.network, self.series());
-        let (e, turn, status) = (&series.embedding, self.turn.ptr(), net.status.ptr());
+    /// The gradient of the embedding nets from dL/dA, or their update.
+    fn embedding_gradient(&self, shape: &Shape, updates: bool) -> Result<()> {
+        let net = &self.network;
         let or_none = |buffer: &Buffer| if updates { buffer.ptr() } else { 0 };
-        let [params, first, second] = [&net.params, &net.first_moment, &net.second_moment].map(or_none);
+        let moved = [&net.params, &net.first_moment, &net.second_moment].map(or_none);
         let trained = self.trained.ptr();
+        if let Some(direct) = self.direct_of(shape) {
+            direct.adjoint(&shape.batch)?;
+            return direct.weights(&shape.batch, moved, trained);
+        }
+        self.products(&shape.dl_c)?;
+        let (device, series) = (&self.device, self.nets(true));
+        let (e, (_, shared)) = (&series.embedding, series.shared);
+        device.launch("embed_backward", series.blocks(), 256, shared, arguments![*e, series.room])?;
+        let ([params, first, second], turn, status) = (moved, self.turn.ptr(), net.status.ptr());
         let arguments = arguments![*e, params, first, second, trained, turn, status];
-        self.device.launch("embed_weights", series.weight_blocks(), 256, 0, arguments)
+        device.launch("embed_weights", series.weight_blocks(), 256, 0, arguments)
     }
 
     /// Launches that the products of one layer take.

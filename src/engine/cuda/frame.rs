@@ -7,6 +7,7 @@ use super::staging::{Staged, Staging};
 use super::sys::DevicePtr;
 use crate::Result;
 use crate::data::Frame;
+use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cpu::frame::CpuFrame;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
@@ -180,6 +181,12 @@ impl HostFrame {
 impl Facts {
     pub fn n_rows(&self) -> usize {
         self.header.n_rows as usize
+    }
+
+    /// True where a series holds for all arguments of this frame.
+    pub fn covered_by(&self, plan: &Plan) -> bool {
+        let (low, high) = self.s_range;
+        low > high || plan.covers(low, high)
     }
 
     /// `[n_atoms]` false for virtual atoms.

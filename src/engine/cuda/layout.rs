@@ -7,7 +7,7 @@ use crate::model::activation::Activation;
 use crate::model::net::{LayerShape, Shortcut};
 
 /// Names and sizes of all structures.
-pub fn sizes() -> [(&'static str, usize); 9] {
+pub fn sizes() -> [(&'static str, usize); 10] {
     [
         ("FRAME", size_of::<Frame>()),
         ("TURN", size_of::<Turn>()),
@@ -18,6 +18,7 @@ pub fn sizes() -> [(&'static str, usize); 9] {
         ("PRODUCTS", size_of::<Products>()),
         ("COLUMNS", size_of::<Columns>()),
         ("VIEW", size_of::<View>()),
+        ("DIRECT", size_of::<Direct>()),
     ]
 }
 
@@ -111,6 +112,9 @@ structures! {
         flat: u64, source: DevicePtr, stride: u64, copy: DevicePtr,
         rows: i32, cols: i32, ld: i32, n_pieces: i32, is_double: i32, trainable: i32, copy_ld: i32, first_block: i32,
     }
+
+    /// Memory of the embedding nets where they are evaluated pair by pair.
+    Direct { scratch: DevicePtr, pieces: DevicePtr, net: DevicePtr, room: u64, n_stacks: i32, unused: i32 }
 }
 
 /// What is done with a tile of a product.

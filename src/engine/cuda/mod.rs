@@ -20,6 +20,7 @@ mod share;
 pub mod staging;
 pub mod frame;
 pub mod store;
+pub mod direct;
 pub mod core;
 pub mod nccl;
 #[cfg(test)]
@@ -54,7 +55,19 @@ impl CudaEngine {
         })
     }
 
-    /// Chooses the series for these parameters; fails where none describes the nets.
+    /// An engine that evaluates the embedding nets themselves for every pair.
+    pub fn direct(device: &Arc<Device>, model: &Arc<Dp>) -> Result<Self> {
+        let mut engine = Self::new(device, model, model.descriptor().rcut)?;
+        engine.core.use_direct()?;
+        Ok(engine)
+    }
+
+    /// Terms of the series in force; `None` where the nets themselves are used.
+    pub fn n_terms(&self) -> Option<usize> {
+        self.core.n_terms()
+    }
+
+    /// Chooses the series for these parameters, or the nets themselves where none describes them.
     pub fn adapt_to(&mut self, params: &[f64]) -> Result<()> {
         self.core.device.bind()?;
         self.core.adapt_if_needed(params)

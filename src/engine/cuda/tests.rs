@@ -1,10 +1,11 @@
 //! The CUDA engine against the reference; skipped by name where there is no GPU.
 
 use super::*;
+use crate::data::Frame;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run};
 use crate::model::activation::Activation;
-use crate::model::dp::options::SeE2AOptions;
+use crate::model::dp::options::{SeE2AOptions, Sel};
 
 fn device(numbers: Numbers) -> Option<Arc<Device>> {
     let env = |name: &str| std::env::var(name).ok();
@@ -17,16 +18,31 @@ fn device(numbers: Numbers) -> Option<Arc<Device>> {
     }
 }
 
+/// How an engine is made.
+type Make = fn(&Arc<Device>, &Arc<Dp>) -> Result<CudaEngine>;
+
+fn series(device: &Arc<Device>, model: &Arc<Dp>) -> Result<CudaEngine> {
+    CudaEngine::new(device, model, 0.3)
+}
+
 fn compare(numbers: Numbers, model: Arc<Dp>, tolerance: f64) {
+    compare_made(numbers, model, tolerance, series);
+}
+
+fn compare_made(numbers: Numbers, model: Arc<Dp>, tolerance: f64, make: Make) {
     let Some(device) = device(numbers) else { return };
-    let params = model.random_params(9);
-    let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
-    let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
-    let mut engine = CudaEngine::new(&device, &model, 0.3).unwrap();
+    let mut engine = make(&device, &model).unwrap();
     // Another batch first: what it leaves behind must not matter.
-    run(&mut engine, &params, &frames[..1]);
-    let got = run(&mut engine, &params, &frames);
-    let again = run(&mut engine, &params, &frames);
+    let params = model.random_params(9);
+    run(&mut engine, &params, &[frame(23, 1)]);
+    compare_frames(&mut engine, &model, &[frame(23, 1), frame(9, 4), frame(17, 8)], tolerance);
+}
+
+fn compare_frames(engine: &mut CudaEngine, model: &Arc<Dp>, frames: &[Frame], tolerance: f64) {
+    let params = model.random_params(9);
+    let want = run(&mut ReferenceEngine::new(model.clone()), &params, frames);
+    let got = run(engine, &params, frames);
+    let again = run(engine, &params, frames);
     assert_eq!(got, again, "two runs give the same bits");
     let pairs = [
         ("energy", &got.0.energy, &want.0.energy),
@@ -37,7 +53,7 @@ fn compare(numbers: Numbers, model: Arc<Dp>, tolerance: f64) {
     ];
     for (name, got, want) in pairs {
         let worst = deviation(got, want);
-        println!("{numbers:?} {name}: {worst:.1e}");
+        println!("{:?} {name}: {worst:.1e}", engine.core.device.numbers);
         assert!(worst < tolerance, "{name}: worst relative deviation {worst:e}");
     }
 }
@@ -79,6 +95,68 @@ fn other_activations_agree_with_the_reference() {
 fn energies_of_isolated_atoms_are_taken_off_as_the_reference_does() {
     let with_inputs = model_with(options(), |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
     compare(Numbers::F64, with_inputs, 1e-9);
+}
+
+#[test]
+fn the_nets_themselves_agree_with_the_reference_in_every_kind_of_number() {
+    for (numbers, tolerance) in [(Numbers::F64, 1e-11), (Numbers::F32, 3e-4), (Numbers::Tf32, 3e-2)] {
+        compare_made(numbers, model(options()), tolerance, CudaEngine::direct);
+    }
+}
+
+#[test]
+fn one_sided_nets_themselves_with_excluded_pairs_and_isolated_atoms_agree_with_the_reference() {
+    let descriptor = SeE2AOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
+    compare_made(Numbers::F64, model(descriptor.clone()), 1e-11, CudaEngine::direct);
+    let with_inputs = model_with(descriptor, |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
+    compare_made(Numbers::F64, with_inputs, 1e-11, CudaEngine::direct);
+}
+
+#[test]
+fn nets_of_every_width_agree_with_the_reference() {
+    // Layers in shared memory and beside it, with and without shortcuts; more neighbours than a block takes at once.
+    for neuron in [vec![25, 50, 100], vec![7], vec![2, 3, 17], vec![90, 180, 180]] {
+        for numbers in [Numbers::F64, Numbers::F32] {
+            let tolerance = if numbers == Numbers::F64 { 1e-11 } else { 3e-4 };
+            let sel = Sel::Fixed(vec![70, 50]);
+            let descriptor = SeE2AOptions { neuron: neuron.clone(), sel, resnet_dt: false, ..options() };
+            compare_made(numbers, model(descriptor), tolerance, CudaEngine::direct);
+        }
+    }
+}
+
+#[test]
+fn nets_that_no_series_describes_are_evaluated_themselves() {
+    for activation in [Activation::Relu, Activation::Relu6] {
+        let model = model(SeE2AOptions { activation, ..options() });
+        compare(Numbers::F64, model.clone(), 1e-11);
+        let Some(device) = device(Numbers::F64) else { return };
+        let mut engine = series(&device, &model).unwrap();
+        engine.adapt_to(&model.random_params(9)).unwrap();
+        assert_eq!(engine.n_terms(), None);
+    }
+}
+
+#[test]
+fn a_frame_that_no_series_reaches_is_evaluated_by_the_nets_and_the_others_by_the_series() {
+    let model = model(options());
+    // Arguments of the nets that change fast with the distance: one of two atoms near each other is far from all others.
+    let mut stats = model.stats.clone();
+    stats.dstd.iter_mut().for_each(|row| row[0] = 0.03);
+    let sharp = Arc::new(Dp::new(model.options.clone(), stats));
+    let Some(device) = device(Numbers::F64) else { return };
+    let mut engine = CudaEngine::new(&device, &sharp, 3.9).unwrap();
+    let mut apart = frame(4, 4);
+    apart.coord = vec![0.0, 0.0, 0.0, 3.95, 0.0, 0.0, 20.0, 0.0, 0.0, 25.0, 0.0, 0.0];
+    apart.cell = Some([40.0, 0.0, 0.0, 0.0, 40.0, 0.0, 0.0, 0.0, 40.0]);
+    compare_frames(&mut engine, &sharp, &[apart.clone()], 1e-9);
+    let terms = engine.n_terms();
+    assert!(terms.is_some(), "a series describes distances near the cutoff");
+    let mut near = apart.clone();
+    near.coord[3] = 0.5;
+    compare_frames(&mut engine, &sharp, &[apart.clone(), near], 1e-9);
+    assert_eq!(engine.n_terms(), terms, "the series is as it was");
+    compare_frames(&mut engine, &sharp, &[apart], 1e-9);
 }
 
 /// Run alone, by name: afterwards no other test of the process can use the GPU.

@@ -47,6 +47,9 @@ CASES = {
         descriptor=dict(type_one_side=False, resnet_dt=True, activation_function="gelu"),
         fitting=dict(activation_function="gelu"),
     ),
+    # Nets that no series describes.
+    "two_side_relu": dict(descriptor=dict(type_one_side=False, resnet_dt=True, activation_function="relu")),
+    "relu6_float32": dict(descriptor=dict(activation_function="relu6", precision="float32"), fitting=dict(precision="float32")),
     "small_sel": dict(descriptor=dict(sel=[3, 4])),
     "open_boundaries": dict(systems=["open"], loss=dict(start_pref_v=0, limit_pref_v=0)),
     "exclude_davg_zero": dict(descriptor=dict(exclude_types=[[0, 1]], set_davg_zero=True)),
