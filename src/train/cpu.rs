@@ -37,7 +37,7 @@ impl<E: Engine> CpuLearner<E> {
         let training = &setup.input.training;
         engine.adapt(&setup.params);
         let adam = Adam::new(setup.input.optimizer.clone(), setup.model.trainable(), setup.params.len());
-        let mut adam = adam.on(engine.pool());
+        let mut adam = adam.on(engine.pool()).in_single(engine.is_single());
         if let Some(state) = &setup.resumed {
             adam.first_moment.copy_from_slice(&state.first_moment);
             adam.second_moment.copy_from_slice(&state.second_moment);

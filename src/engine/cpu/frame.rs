@@ -209,7 +209,13 @@ pub fn empty_slot(model: &Dp, center: usize) -> f64 {
 impl Plan {
     /// The change of variables for the kernels.
     pub fn scale<T: Real>(&self) -> Scale<T> {
-        Scale { middle: T::from_f64(self.middle), inv_half: T::from_f64(1.0 / self.half) }
+        Scale {
+            middle: T::from_f64(self.middle),
+            inv_half: T::from_f64(1.0 / self.half),
+            bend: T::from_f64(self.bend),
+            rest: T::from_f64(2.0 - self.bend),
+            steepest: T::from_f64(4.0 * (1.0 - self.bend) / self.half),
+        }
     }
 
     /// The part of Q that is not zero for one empty slot of a centre type: s T_k(s) `[K]`.
@@ -222,7 +228,7 @@ impl Plan {
 
     /// T_0, T_1, ... at `s`.
     fn polynomials(&self, s: f64) -> impl Iterator<Item = f64> {
-        let x = (s - self.middle) / self.half;
+        let x = self.argument(s);
         let (mut t, mut t_old) = (1.0, x);
         (0..self.terms).map(move |_| {
             let now = t;

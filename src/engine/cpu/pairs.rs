@@ -29,11 +29,15 @@ pub struct Rows<T> {
     pub inv_angular: T,
 }
 
-/// The change of variables from s to the argument of the polynomials.
+/// The change of variables from s to the argument of the polynomials: see [`super::chebyshev::Plan::argument`].
 #[derive(Debug, Clone, Copy)]
 pub struct Scale<T> {
     pub middle: T,
     pub inv_half: T,
+    /// b, 2 - b, and 4 (1 - b) / half.
+    pub bend: T,
+    pub rest: T,
+    pub steepest: T,
 }
 
 type Lanes<T> = [T; CHUNK];
@@ -41,10 +45,14 @@ type Lanes<T> = [T; CHUNK];
 #[inline(always)]
 fn lanes<T: Real>(column: &[T], start: usize, n: usize, fill: T) -> Lanes<T> {
     let mut out = [fill; CHUNK];
-    if n == CHUNK {
-        out.copy_from_slice(&column[start..start + CHUNK]);
-    } else {
-        out[..n].copy_from_slice(&column[start..start + n]);
+    match column.get(start..start + CHUNK) {
+        // Of a known length it is a few vectors and no call.
+        Some(column) => {
+            for l in 0..CHUNK {
+                out[l] = if l < n { column[l] } else { fill };
+            }
+        }
+        None => out[..n].copy_from_slice(&column[start..start + n]),
     }
     out
 }
@@ -92,9 +100,17 @@ impl<T: Real> Chunk<T> {
     }
 }
 
+/// The argument of the polynomials, and its slope with s.
 #[inline(always)]
-fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> Lanes<T> {
-    std::array::from_fn(|l| (s[l] - scale.middle) * scale.inv_half)
+fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> (Lanes<T>, Lanes<T>) {
+    let (mut x, mut slope) = ([T::ZERO; CHUNK], [T::ZERO; CHUNK]);
+    for l in 0..CHUNK {
+        let y = (s[l] - scale.middle) * scale.inv_half;
+        let inv = T::ONE / (scale.rest + scale.bend * y);
+        x[l] = (scale.rest * y + scale.bend) * inv;
+        slope[l] = scale.steepest * inv * inv;
+    }
+    (x, slope)
 }
 
 multiversion! {
@@ -105,7 +121,6 @@ multiversion! {
     /// - pairs   `start .. start + n` of the columns of distance vectors
     pub fn features<T: Real>(out: &mut [T], walk: &mut Terms<T>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
-        let width = T::lanes();
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
@@ -113,8 +128,7 @@ multiversion! {
             for l in 0..CHUNK {
                 walk.a[l] = [s[l], q[l] * d[0][l], q[l] * d[1][l], q[l] * d[2][l]];
             }
-            walk.start(&argument(&s, scale), width, false);
-            walk.add_to(out, stride, terms, here, false);
+            walk.add_to(out, stride, terms, &argument(&s, scale).0, here, false);
             p += here;
         }
     }
@@ -126,17 +140,17 @@ multiversion! {
     /// `d_dot[k][p - first]` belongs to pair p.
     pub fn features_tangent<T: Real>(out: &mut [T], walk: &mut Terms<T>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
-        let width = T::lanes();
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
+            let (x, slope) = argument(&s, scale);
             let v = [0, 1, 2].map(|k| lanes(d_dot[k], p - first, here, T::ZERO));
             for l in 0..CHUNK {
                 // d . d_dot = r r_dot
                 let rr = d[0][l] * v[0][l] + d[1][l] * v[1][l] + d[2][l] * v[2][l];
                 let s_dot = s_slope[l] * rr;
-                let (along, turn) = (q_slope[l] * rr, scale.inv_half * s_dot);
+                let (along, turn) = (q_slope[l] * rr, slope[l] * s_dot);
                 walk.a[l] = [
                     s_dot,
                     q[l] * v[0][l] + along * d[0][l],
@@ -146,8 +160,7 @@ multiversion! {
                 let turn_q = turn * q[l];
                 walk.b[l] = [turn * s[l], turn_q * d[0][l], turn_q * d[1][l], turn_q * d[2][l]];
             }
-            walk.start(&argument(&s, scale), width, true);
-            walk.add_to(out, stride, terms, here, true);
+            walk.add_to(out, stride, terms, &x, here, true);
             p += here;
         }
     }
@@ -190,14 +203,14 @@ multiversion! {
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
-            let x = argument(&s, scale);
+            let (x, x_slope) = argument(&s, scale);
             let mut sums = [[T::ZERO; CHUNK]; 8];
             evaluate(&mut sums, series, &x);
             let [value, slope]: [[Lanes<T>; 4]; 2] = [[sums[0], sums[1], sums[2], sums[3]], [sums[4], sums[5], sums[6], sums[7]]];
             let mut out = [[T::ZERO; CHUNK]; 3];
             for l in 0..CHUNK {
                 let turn = slope[0][l] * s[l] + q[l] * (slope[1][l] * d[0][l] + slope[2][l] * d[1][l] + slope[3][l] * d[2][l]);
-                let de_s = value[0][l] + scale.inv_half * turn;
+                let de_s = value[0][l] + x_slope[l] * turn;
                 let along = value[1][l] * d[0][l] + value[2][l] * d[1][l] + value[3][l] * d[2][l];
                 let radial = s_slope[l] * de_s + q_slope[l] * along;
                 for k in 0..3 {

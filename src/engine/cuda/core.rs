@@ -201,7 +201,7 @@ impl Core {
     /// Chooses the shortest series of at least so many terms that describes the nets with these parameters.
     pub fn adapt(&mut self, params: &[f64], at_least: usize) -> Result<()> {
         let (low, high) = self.range;
-        let plan = chebyshev::choose(&self.model, params, low, high, self.tolerance(), at_least);
+        let plan = chebyshev::choose(&self.model, params, low, high, 0.0, self.tolerance(), at_least);
         let plan = plan.ok_or_else(|| {
             err!(
                 "the embedding net is not smooth enough for a series of {} terms, and the GPU has no other way",
