@@ -126,8 +126,9 @@ pub trait Take: Sync {
     /// Takes a piece, from its first parameter on.
     fn take(&self, first: usize, piece: Piece);
 
-    /// Where the numbers lie that [`Take::take`] will need from parameter `first` on, so that they can be fetched meanwhile.
-    fn needs(&self, _first: usize) -> [*const f64; 3] {
-        [std::ptr::null(); 3]
+    /// Where the numbers lie that [`Take::take`] will need from parameter `first` on, and how many bytes for each parameter, so
+    /// that they can be fetched meanwhile. A null pointer stands for nothing.
+    fn needs(&self, _first: usize) -> [(*const u8, usize); 3] {
+        [(std::ptr::null(), 0); 3]
     }
 }

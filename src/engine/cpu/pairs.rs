@@ -76,8 +76,12 @@ impl<T: Real> Chunk<T> {
     fn new(columns: &[Vec<T>; 3], start: usize, n: usize, rows: &Rows<T>) -> Self {
         let number = T::from_f64;
         // Unused lanes get a harmless distance, and are taken off by the mask.
-        let d = [0, 1, 2].map(|k| lanes(&columns[k], start, n, T::ONE));
-        let mask: Lanes<T> = std::array::from_fn(|l| if l < n { T::ONE } else { T::ZERO });
+        let [x, y, z] = columns;
+        let d = [lanes(x, start, n, T::ONE), lanes(y, start, n, T::ONE), lanes(z, start, n, T::ONE)];
+        let mut mask = [T::ZERO; CHUNK];
+        for l in 0..CHUNK {
+            mask[l] = if l < n { T::ONE } else { T::ZERO };
+        }
         let zero = [T::ZERO; CHUNK];
         let mut out = Chunk { d, s: zero, s_slope: zero, q: zero, q_slope: zero };
         for l in 0..CHUNK {
@@ -145,7 +149,8 @@ multiversion! {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
             let (x, slope) = argument(&s, scale);
-            let v = [0, 1, 2].map(|k| lanes(d_dot[k], p - first, here, T::ZERO));
+            let at = p - first;
+            let v = [lanes(d_dot[0], at, here, T::ZERO), lanes(d_dot[1], at, here, T::ZERO), lanes(d_dot[2], at, here, T::ZERO)];
             for l in 0..CHUNK {
                 // d . d_dot = r r_dot
                 let rr = d[0][l] * v[0][l] + d[1][l] * v[1][l] + d[2][l] * v[2][l];

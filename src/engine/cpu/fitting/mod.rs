@@ -415,11 +415,10 @@ impl<T: Real> Fitting<T> {
         let take = |first: usize, piece: &[T]| to.take(first, unsafe { T::piece(piece, &weights, first) });
         // The three of the taker, and our copy of the parameters.
         let needs = |first: usize, n: usize| {
-            let [p, q, r] = to.needs(first).map(|p| p.cast::<u8>());
-            let (double, single) =
-                (n * size_of::<f64>(), if weights.is_empty() { 0 } else { n * size_of::<T>() });
-            let copy = weights.at(first.min(weights.len())).cast::<u8>().cast_const();
-            Meanwhile::new([(p, double), (q, double), (r, double), (copy, single)])
+            let [p, q, r] = to.needs(first).map(|(p, bytes)| (p, n * bytes));
+            let copied = if weights.is_empty() { 0 } else { n * size_of::<T>() };
+            let copy = weights.at(first.min(weights.len())).cast_const().cast();
+            Meanwhile::new([p, q, r, (copy, copied)])
         };
         pool.run(this.schedule.gradient.len(), |j| this.piece(this.schedule.gradient[j], &take, &needs));
     }
@@ -556,14 +555,9 @@ multiversion! {
             ask(ahead.wrapping_add(rows - 1));
             let from = &x[r * width..r * width + rows];
             // Of a known length it is a few vectors and no call.
-            match <&mut [T; GRAD_ROWS]>::try_from(&mut *out) {
-                Ok(out) => {
-                    let from = &from[..GRAD_ROWS];
-                    for k in 0..GRAD_ROWS {
-                        out[k] = from[k];
-                    }
-                }
-                Err(_) => out.copy_from_slice(from),
+            match (<&mut [T; GRAD_ROWS]>::try_from(&mut *out), <&[T; GRAD_ROWS]>::try_from(from)) {
+                (Ok(out), Ok(from)) => *out = *from,
+                _ => out.copy_from_slice(from),
             }
         }
     }
