@@ -7,7 +7,7 @@ use phalanx::data::{Frame, System, Wants};
 use phalanx::engine::cpu::dense::{Accumulate, Strided, product};
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
-use phalanx::engine::{Engine, Prediction, Seeds};
+use phalanx::engine::{Engine, Piece, Prediction, Seeds, Take};
 use phalanx::launch::threads::{Threads, available_cores};
 use phalanx::loss::EnerLoss;
 use phalanx::model::dp::Dp;
@@ -228,7 +228,7 @@ impl Case {
         let prepared: Vec<_> = self.frames.iter().map(|f| prepare(f).expect("geometry")).collect();
         let loss = EnerLoss::new(self.input.loss.clone(), 1e-3);
         let adam = Adam::new(self.input.optimizer.clone(), self.model.trainable(), params.len());
-        let mut adam = adam.on(engine.pool());
+        let mut adam = adam.on(engine.pool()).in_single(engine.is_single());
         let (mut out, mut seeds, mut grad) =
             (Prediction::default(), Seeds::default(), vec![0.0; params.len()]);
         let mut times = Vec::new();
@@ -242,11 +242,10 @@ impl Case {
             loss.differentiate(&mut seeds, &out, &frames, 1e-3);
             // As a trainer of one rank does it: the update is part of the pass that makes the gradient.
             let ready = engine.backward_but_pieces(&mut grad, &params, &inputs, &seeds).expect("pieces");
-            let pieces = adam.by_pieces(&mut params, 1e-4, step as u64);
             // SAFETY: the engine gives out every piece once, and what is ready is not among them.
-            engine.hand_out(&|first, grad| unsafe { pieces.take(first, grad) });
-            // SAFETY: as above.
-            unsafe { pieces.take(ready.start, &grad[ready]) };
+            let pieces = unsafe { adam.by_pieces(&mut params, 1e-4, step as u64) };
+            engine.hand_out(&pieces);
+            pieces.take(ready.start, Piece::Double(&grad[ready]));
             times.push(t.elapsed().as_secs_f64());
             if step == 4 || (step < 4 && began.elapsed().as_secs_f64() > seconds) {
                 engine.laps = Default::default();

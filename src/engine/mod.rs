@@ -71,6 +71,11 @@ pub trait Engine: Send {
         cpu::pool::Pool::serial()
     }
 
+    /// Whether gradients have the precision of float32.
+    fn is_single(&self) -> bool {
+        false
+    }
+
     /// First pass: energies, forces and virials of the batch.
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Self::Prepared]);
 
@@ -97,10 +102,33 @@ pub trait Engine: Send {
         None
     }
 
-    /// Calls `take(first parameter, gradient)` for pieces of the gradient, each once, from all threads, while they are in
-    /// cache. The parameters themselves are not looked at any more, so that `take` may change them.
-    fn hand_out(&mut self, _take: Taker) {}
+    /// Gives out pieces of the gradient, each once, from all threads, while they are in cache. The parameters themselves are
+    /// not looked at any more, so that whoever takes the pieces may change them.
+    fn hand_out(&mut self, _to: &dyn Take) {}
+
+    /// Must be called when the parameters of the last pass were changed by anyone but the taker of [`Engine::hand_out`]: the
+    /// engine may keep a copy of them.
+    fn forget_parameters(&mut self) {}
 }
 
-/// Takes a piece of a gradient: its first parameter, and the numbers.
-pub type Taker<'a> = &'a (dyn Fn(usize, &[f64]) + Sync);
+/// A piece of a gradient, in the precision of the engine.
+pub enum Piece<'a> {
+    Double(&'a [f64]),
+    /// With the engine's own copy of the parameters: who changes them changes it too.
+    Single {
+        grad: &'a [f32],
+        copy: &'a mut [f32],
+    },
+}
+
+/// Takes pieces of a gradient.
+pub trait Take: Sync {
+    /// Takes a piece, from its first parameter on.
+    fn take(&self, first: usize, piece: Piece);
+
+    /// Where the numbers lie that [`Take::take`] will need from parameter `first` on, and how many bytes for each parameter, so
+    /// that they can be fetched meanwhile. A null pointer stands for nothing.
+    fn needs(&self, _first: usize) -> [(*const u8, usize); 3] {
+        [(std::ptr::null(), 0); 3]
+    }
+}

@@ -3,7 +3,8 @@
 use super::options::OptimizerOptions;
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
-use crate::engine::cpu::simd::multiversion;
+use crate::engine::cpu::simd::{ask_to_write, multiversion};
+use crate::engine::{Piece, Take};
 use std::ops::Range;
 
 /// Guards the division by the root of the second moment.
@@ -11,17 +12,67 @@ const EPSILON: f64 = 1e-8;
 /// Parameters that one task updates: large enough to outweigh handing it out, small enough to stay in cache.
 const CHUNK: usize = 1 << 13;
 
+/// Parameters between two requests for memory.
+const BLOCK: usize = 128;
+
 /// The optimiser with its moments.
 #[derive(Clone)]
 pub struct Adam {
     options: OptimizerOptions,
     /// Ranges of the flat vector that are trained, in tasks of at most [`CHUNK`].
     chunks: Vec<Range<usize>>,
-    pub first_moment: Vec<f64>,
-    pub second_moment: Vec<f64>,
+    moments: Moments,
     pool: Pool,
     /// Sum of squares of each task.
     squares: Vec<f64>,
+}
+
+/// First and second moments of the gradient.
+#[derive(Clone)]
+enum Moments {
+    Double([Vec<f64>; 2]),
+    Single([Vec<f32>; 2]),
+}
+
+/// The same while they are updated.
+enum MomentParts {
+    Double([Parts<f64>; 2]),
+    Single([Parts<f32>; 2]),
+}
+
+impl Moments {
+    fn len(&self) -> usize {
+        match self {
+            Moments::Double([first, _]) => first.len(),
+            Moments::Single([first, _]) => first.len(),
+        }
+    }
+
+    fn parts(&mut self) -> MomentParts {
+        match self {
+            Moments::Double(moments) => MomentParts::Double(moments.each_mut().map(|x| Parts::new(x))),
+            Moments::Single(moments) => MomentParts::Single(moments.each_mut().map(|x| Parts::new(x))),
+        }
+    }
+}
+
+impl MomentParts {
+    /// Updates parameters from `first` on.
+    ///
+    /// # Safety
+    /// Nobody else may use these moments meanwhile.
+    unsafe fn update<G: Real>(&self, params: &mut [f64], first: usize, grad: &[G], rule: Rule) {
+        let n = grad.len();
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                MomentParts::Double([m, v]) => update(params, grad, m.part(first, n), v.part(first, n), rule),
+                MomentParts::Single([m, v]) => {
+                    update_single(params, grad, m.part(first, n), v.part(first, n), rule)
+                }
+            }
+        }
+    }
 }
 
 /// What one update is told beside the gradient.
@@ -51,9 +102,43 @@ impl Adam {
             options,
             squares: vec![0.0; n_params.div_ceil(CHUNK)],
             chunks,
-            first_moment: vec![0.0; n_params],
-            second_moment: vec![0.0; n_params],
+            moments: Moments::Double([vec![0.0; n_params], vec![0.0; n_params]]),
             pool: Pool::serial(),
+        }
+    }
+
+    /// Where gradients have the precision of float32, so have their moments: half the memory goes through the caches in an
+    /// update. The parameters stay float64. Forgets what it has seen.
+    pub fn in_single(mut self, yes: bool) -> Self {
+        let n = self.moments.len();
+        self.moments = match yes {
+            true => Moments::Single([vec![0.0; n], vec![0.0; n]]),
+            false => Moments::Double([vec![0.0; n], vec![0.0; n]]),
+        };
+        self
+    }
+
+    /// Overwrites `first` and `second` with the moments.
+    pub fn save_moments(&self, first: &mut Vec<f64>, second: &mut Vec<f64>) {
+        for (k, out) in [first, second].into_iter().enumerate() {
+            out.clear();
+            match &self.moments {
+                Moments::Double(moments) => out.extend_from_slice(&moments[k]),
+                Moments::Single(moments) => out.extend(moments[k].iter().map(|&x| f64::from(x))),
+            }
+        }
+    }
+
+    /// Continues with moments that were saved.
+    pub fn restore_moments(&mut self, first: &[f64], second: &[f64]) {
+        for (k, from) in [first, second].into_iter().enumerate() {
+            assert_eq!(from.len(), self.moments.len(), "moments for every parameter");
+            match &mut self.moments {
+                Moments::Double(moments) => moments[k].copy_from_slice(from),
+                Moments::Single(moments) => {
+                    moments[k].iter_mut().zip(from).for_each(|(out, &x)| *out = x as f32);
+                }
+            }
         }
     }
 
@@ -85,8 +170,7 @@ impl Adam {
             factor *= (descent.max_norm / (norm + 1e-6)).min(1.0);
         }
         let rule = Rule { factor, ..Rule::new(&self.options, descent.rate, descent.step) };
-        let [params, first, second] =
-            [params, &mut self.first_moment, &mut self.second_moment].map(Parts::new);
+        let (params, moments) = (Parts::new(params), self.moments.parts());
         let chunks = &self.chunks;
         self.squares.resize(chunks.len().max(self.squares.len()), 0.0);
         let squares = Parts::new(&mut self.squares);
@@ -97,8 +181,7 @@ impl Adam {
                 unsafe { squares.part(k, 1)[0] = square_sum(&sum[start..end]) };
             }
             // SAFETY: tasks are disjoint ranges.
-            let [p, m, v] = [&params, &first, &second].map(|x| unsafe { x.part(start, end - start) });
-            update(p, &sum[start..end], m, v, rule);
+            unsafe { moments.update(params.part(start, end - start), start, &sum[start..end], rule) };
         });
         if on_the_way {
             norm = factor * self.squares[..chunks.len()].iter().sum::<f64>().sqrt();
@@ -108,16 +191,18 @@ impl Adam {
 
     /// Whether every parameter is trained.
     pub fn trains_all(&self) -> bool {
-        self.chunks.iter().map(Range::len).sum::<usize>() == self.first_moment.len()
+        self.chunks.iter().map(Range::len).sum::<usize>() == self.moments.len()
     }
 
-    /// The update with a single gradient as it is, piece by piece: see [`Pieces::take`].
-    pub fn by_pieces<'a>(&'a mut self, params: &'a mut [f64], rate: f64, step: u64) -> Pieces<'a> {
-        assert_eq!(params.len(), self.first_moment.len(), "moments for every parameter");
+    /// The update with a single gradient as it is, piece by piece, each while it is still in the cache of a thread.
+    ///
+    /// # Safety
+    /// No two pieces that are taken may overlap.
+    pub unsafe fn by_pieces<'a>(&'a mut self, params: &'a mut [f64], rate: f64, step: u64) -> Pieces<'a> {
+        assert_eq!(params.len(), self.moments.len(), "moments for every parameter");
         let rule = Rule::new(&self.options, rate, step);
-        let [params, first, second] =
-            [params, &mut self.first_moment, &mut self.second_moment].map(Parts::new);
-        Pieces { rule, params, first, second, borrowed: std::marker::PhantomData }
+        let (params, moments) = (Parts::new(params), self.moments.parts());
+        Pieces { rule, params, moments, borrowed: std::marker::PhantomData }
     }
 
     /// The norm of a vector, in blocks, so that small elements are not lost beside a large running sum.
@@ -133,25 +218,45 @@ impl Adam {
     }
 }
 
-/// An update that is done piece by piece, each while its gradient is still in the cache of a thread.
+/// An update that is done piece by piece: see [`Adam::by_pieces`].
 pub struct Pieces<'a> {
     rule: Rule,
     params: Parts<f64>,
-    first: Parts<f64>,
-    second: Parts<f64>,
+    moments: MomentParts,
     borrowed: std::marker::PhantomData<&'a mut f64>,
 }
 
-impl Pieces<'_> {
-    /// Updates the parameters from `start` on.
-    ///
-    /// # Safety
-    /// No two pieces may overlap.
-    pub unsafe fn take(&self, start: usize, grad: &[f64]) {
-        let [p, m, v] =
-            // SAFETY: pieces are disjoint by the caller's promise.
-            [&self.params, &self.first, &self.second].map(|x| unsafe { x.part(start, grad.len()) });
-        update(p, grad, m, v, self.rule);
+impl Take for Pieces<'_> {
+    fn take(&self, first: usize, piece: Piece) {
+        // SAFETY: pieces are disjoint by the promise to `by_pieces`.
+        unsafe {
+            match (piece, &self.moments) {
+                (Piece::Double(grad), moments) => {
+                    moments.update(self.params.part(first, grad.len()), first, grad, self.rule);
+                }
+                (Piece::Single { grad, copy }, MomentParts::Single(moments)) => {
+                    let (n, p) = (grad.len(), self.params.part(first, grad.len()));
+                    let [m, v] = moments.each_ref().map(|x| x.part(first, n));
+                    update_copied(p, copy, grad, m, v, self.rule);
+                }
+                (Piece::Single { grad, copy }, moments) => {
+                    let p = self.params.part(first, grad.len());
+                    moments.update(p, first, grad, self.rule);
+                    copy.iter_mut().zip(p).for_each(|(copy, p)| *copy = *p as f32);
+                }
+            }
+        }
+    }
+
+    fn needs(&self, first: usize) -> [(*const u8, usize); 3] {
+        fn place<T>(x: &Parts<T>, first: usize) -> (*const u8, usize) {
+            (x.at(first).cast_const().cast(), size_of::<T>())
+        }
+        let [m, v] = match &self.moments {
+            MomentParts::Double(moments) => moments.each_ref().map(|x| place(x, first)),
+            MomentParts::Single(moments) => moments.each_ref().map(|x| place(x, first)),
+        };
+        [place(&self.params, first), m, v]
     }
 }
 
@@ -189,17 +294,64 @@ impl Rule {
             pull: if decoupled { 0.0 } else { weight_decay },
         }
     }
+
+    /// Updates one parameter and its moments.
+    #[inline(always)]
+    fn apply(&self, p: &mut f64, g: f64, m: &mut f64, v: &mut f64) {
+        *p -= self.shrink * *p;
+        let g = self.factor * g + self.pull * *p;
+        *m += (1.0 - self.beta1) * (g - *m);
+        *v = self.beta2 * *v + (1.0 - self.beta2) * g * g;
+        *p -= self.rate * *m / (v.sqrt() * self.correction + EPSILON);
+    }
+
+    /// As [`Rule::apply`], with all but the parameter in float32.
+    #[inline(always)]
+    fn apply_single(&self, p: &mut f64, g: f64, m: &mut f32, v: &mut f32) {
+        let [gain1, gain2] = [self.beta1, self.beta2].map(|beta| (1.0 - beta) as f32);
+        *p -= self.shrink * *p;
+        let g = (self.factor * g + self.pull * *p) as f32;
+        *m += gain1 * (g - *m);
+        *v = self.beta2 as f32 * *v + gain2 * g * g;
+        let root = v.sqrt() * self.correction as f32 + EPSILON as f32;
+        *p -= f64::from(self.rate as f32 * *m / root);
+    }
 }
 
 multiversion! {
     /// One chunk of an update, element by element.
     fn update<G: Real>(params: &mut [f64], grad: &[G], first: &mut [f64], second: &mut [f64], rule: Rule) {
         for ((p, g), (m, v)) in params.iter_mut().zip(grad).zip(first.iter_mut().zip(second)) {
-            *p -= rule.shrink * *p;
-            let g = rule.factor * g.to_f64() + rule.pull * *p;
-            *m += (1.0 - rule.beta1) * (g - *m);
-            *v = rule.beta2 * *v + (1.0 - rule.beta2) * g * g;
-            *p -= rule.rate * *m / (v.sqrt() * rule.correction + EPSILON);
+            rule.apply(p, g.to_f64(), m, v);
+        }
+    }
+}
+
+multiversion! {
+    /// As [`update`], with moments in float32.
+    fn update_single<G: Real>(params: &mut [f64], grad: &[G], first: &mut [f32], second: &mut [f32], rule: Rule) {
+        for ((p, g), (m, v)) in params.iter_mut().zip(grad).zip(first.iter_mut().zip(second)) {
+            rule.apply_single(p, g.to_f64(), m, v);
+        }
+    }
+}
+
+multiversion! {
+    /// As [`update_single`], with a copy of the parameters in the precision of the gradient.
+    fn update_copied<G: Real>(params: &mut [f64], copy: &mut [G], grad: &[G], first: &mut [f32], second: &mut [f32], rule: Rule) {
+        let n = params.len();
+        for start in (0..n).step_by(BLOCK) {
+            let end = n.min(start + BLOCK);
+            // The copy is only written, which the hardware does not look ahead for.
+            for k in (0..BLOCK).step_by(64 / size_of::<G>()) {
+                ask_to_write(copy.as_ptr().wrapping_add(end + k));
+            }
+            let (params, copy, grad) = (&mut params[start..end], &mut copy[start..end], &grad[start..end]);
+            let (first, second) = (&mut first[start..end], &mut second[start..end]);
+            for k in 0..end - start {
+                rule.apply_single(&mut params[k], grad[k].to_f64(), &mut first[k], &mut second[k]);
+                copy[k] = G::from_f64(params[k]);
+            }
         }
     }
 }
@@ -245,7 +397,9 @@ mod tests {
             let descent = Descent { rate: 1e-3, step: 0, count: 4.0, max_norm, wants_norm: true };
             let norm = adam.descend(&mut vec![0.0; n], &sum, &descent);
             assert!((norm - want).abs() < 1e-12 * want, "norm {norm}, not {want}");
-            adam.first_moment
+            let mut first = Vec::new();
+            adam.save_moments(&mut first, &mut Vec::new());
+            first
         };
         let (free, bound) = (run(0.0, 1), run(want / 2.0, 2));
         assert_eq!(free, run(2.0 * want, 3), "a norm below the limit changes nothing");
@@ -261,5 +415,63 @@ mod tests {
         let mut params = vec![2.0];
         adam.step(&mut params, &[0.0], 0.1, 0);
         assert!((params[0] - 1.9).abs() < 1e-15);
+    }
+
+    /// Updates 1000 parameters twice, by pieces or at once.
+    fn updated(single: bool, by_pieces: bool) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+        let n = 1000;
+        let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.01 };
+        let mut adam = Adam::new(options, std::iter::once(0..n).collect(), n).in_single(single);
+        let mut params: Vec<f64> = (0..n).map(|k| (k as f64 * 0.3).cos()).collect();
+        let grad: Vec<f32> = (0..n).map(|k| (k as f32 * 0.7).sin()).collect();
+        let wide: Vec<f64> = grad.iter().map(|&x| f64::from(x)).collect();
+        let mut copy = vec![0.0; n];
+        for step in 0..2 {
+            if !by_pieces {
+                adam.step(&mut params, &wide, 1e-2, step);
+                continue;
+            }
+            // SAFETY: the pieces do not overlap.
+            let pieces = unsafe { adam.by_pieces(&mut params, 1e-2, step) };
+            for first in (0..n).step_by(150) {
+                let piece = first..n.min(first + 150);
+                pieces.take(first, Piece::Single { grad: &grad[piece.clone()], copy: &mut copy[piece] });
+            }
+        }
+        if by_pieces {
+            assert!(params.iter().zip(&copy).all(|(p, copy)| *p as f32 == *copy), "the copy follows");
+        }
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        adam.save_moments(&mut first, &mut second);
+        (params, first, second)
+    }
+
+    #[test]
+    fn pieces_are_updated_to_the_bit_as_the_whole_in_both_precisions() {
+        for single in [false, true] {
+            assert!(updated(single, true) == updated(single, false), "single: {single}");
+        }
+    }
+
+    #[test]
+    fn moments_in_single_change_a_parameter_by_no_more_than_float32_rounds_a_step() {
+        let (double, single) = (updated(false, false), updated(true, false));
+        for (k, (a, b)) in double.0.iter().zip(&single.0).enumerate() {
+            assert!((a - b).abs() < 1e-2 * 4.0 * f64::from(f32::EPSILON), "{k}: {a} {b}");
+        }
+    }
+
+    #[test]
+    fn restored_moments_are_those_saved() {
+        for single in [false, true] {
+            let (_, first, second) = updated(single, false);
+            let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
+            let n = first.len();
+            let mut adam = Adam::new(options, std::iter::once(0..n).collect(), n).in_single(single);
+            adam.restore_moments(&first, &second);
+            let (mut a, mut b) = (Vec::new(), Vec::new());
+            adam.save_moments(&mut a, &mut b);
+            assert!(a == first && b == second && first.iter().any(|&x| x != 0.0), "single: {single}");
+        }
     }
 }

@@ -37,10 +37,9 @@ impl<E: Engine> CpuLearner<E> {
         let training = &setup.input.training;
         engine.adapt(&setup.params);
         let adam = Adam::new(setup.input.optimizer.clone(), setup.model.trainable(), setup.params.len());
-        let mut adam = adam.on(engine.pool());
+        let mut adam = adam.on(engine.pool()).in_single(engine.is_single());
         if let Some(state) = &setup.resumed {
-            adam.first_moment.copy_from_slice(&state.first_moment);
-            adam.second_moment.copy_from_slice(&state.second_moment);
+            adam.restore_moments(&state.first_moment, &state.second_moment);
         }
         let blocks =
             training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
@@ -68,19 +67,12 @@ impl<E: Engine> Learner for CpuLearner<E> {
     }
 
     fn snapshot(&mut self) -> Result<Snapshot> {
-        let adam = &self.stepper.adam;
-        let mut copy = |x: &[f64]| {
-            let mut out = self.spare.pop().unwrap_or_default();
-            out.clear();
-            out.extend_from_slice(x);
-            out
-        };
-        Ok(Snapshot {
-            params: copy(&self.stepper.params),
-            first_moment: copy(&adam.first_moment),
-            second_moment: copy(&adam.second_moment),
-            engine: self.stepper.engine.state(),
-        })
+        let [mut params, mut first, mut second] = [0; 3].map(|_| self.spare.pop().unwrap_or_default());
+        params.clear();
+        params.extend_from_slice(&self.stepper.params);
+        self.stepper.adam.save_moments(&mut first, &mut second);
+        let engine = self.stepper.engine.state();
+        Ok(Snapshot { params, first_moment: first, second_moment: second, engine })
     }
 
     fn recycle(&mut self, spare: Vec<Vec<f64>>) {

@@ -2,7 +2,7 @@
 
 use super::learner::{StepReport, Turn};
 use super::team::Team;
-use crate::engine::{Engine, Prediction, Seeds};
+use crate::engine::{Engine, Piece, Prediction, Seeds, Take};
 use crate::loss::{EnerLoss, LossValue};
 use crate::optim::{Adam, Descent};
 use crate::report::profile::{Phase, Profiler};
@@ -80,6 +80,7 @@ impl<E: Engine> Stepper<E> {
             wants_norm: wants_values,
         };
         let gradient_norm = self.adam.descend(&mut self.params, total.sum, &descent);
+        self.engine.forget_parameters();
         let stop = total.stop;
         drop(span);
         Ok(StepReport { values, gradient_norm, stop })
@@ -91,11 +92,10 @@ impl<E: Engine> Stepper<E> {
         let grad = self.sum.place(0);
         let ready = self.engine.backward_but_pieces(grad, &self.params, prepared, &self.seeds);
         let Some(ready) = ready else { return false };
-        let pieces = self.adam.by_pieces(&mut self.params, rate, step);
         // SAFETY: the engine gives out every piece once, and what is ready is not among them.
-        self.engine.hand_out(&|first, grad| unsafe { pieces.take(first, grad) });
-        // SAFETY: as above.
-        unsafe { pieces.take(ready.start, &grad[ready]) };
+        let pieces = unsafe { self.adam.by_pieces(&mut self.params, rate, step) };
+        self.engine.hand_out(&pieces);
+        pieces.take(ready.start, Piece::Double(&grad[ready]));
         true
     }
 

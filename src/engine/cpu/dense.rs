@@ -7,10 +7,14 @@
 use super::real::Real;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
-use super::simd::{Isa, Portable, Simd, isa};
+use super::simd::{Isa, Portable, Simd, ask_early, ask_to_write, isa};
 
 /// Rows of B that are asked for ahead of their use.
 const AHEAD: usize = 12;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Lines of other memory that are fetched for each row of B: see [`Meanwhile`].
+const LINES: usize = 2;
 
 /// A matrix in memory: element (i, k) is `data[i * row + k * col]`.
 #[derive(Clone, Copy)]
@@ -47,6 +51,56 @@ pub fn product<T: Real>(
     unsafe { product_into(c.as_mut_ptr(), ldc, accumulate, a, b, ldb, m, n, k) }
 }
 
+/// Memory that is fetched into the second cache while a product is computed.
+#[derive(Clone, Copy)]
+pub struct Meanwhile {
+    /// From where on, and how many lines.
+    places: [(*const u8, usize); 4],
+}
+
+impl Meanwhile {
+    pub const NOTHING: Meanwhile = Meanwhile { places: [(std::ptr::null(), 0); 4] };
+
+    /// So many bytes from each place on; a null pointer stands for nothing.
+    pub fn new(places: [(*const u8, usize); 4]) -> Self {
+        let lines = |p: *const u8, bytes: usize| if p.is_null() { 0 } else { bytes.div_ceil(LINE) };
+        Meanwhile { places: places.map(|(p, bytes)| (p, lines(p, bytes))) }
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.places[0].1 == 0
+    }
+
+    /// What tile number `tile` fetches, [`LINES`] in each of its `turns`: the places take turns.
+    #[inline(always)]
+    fn of_tile(&self, tile: usize, turns: usize) -> *const u8 {
+        let (place, lines) = self.places[tile % 4];
+        let first = tile / 4 * turns * LINES;
+        // When all is fetched, the last lines again, which are there.
+        place.wrapping_add(first.min(lines.saturating_sub(turns * LINES)) * LINE)
+    }
+}
+
+/// As [`product`] with [`Accumulate::Overwrite`]; memory that is needed afterwards is fetched on the way.
+#[allow(clippy::too_many_arguments)]
+pub fn product_meanwhile<T: Real>(
+    c: &mut [T],
+    ldc: usize,
+    a: Strided<T>,
+    b: &[T],
+    ldb: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+    meanwhile: Meanwhile,
+) {
+    if m > 0 && n > 0 {
+        assert!(c.len() >= (m - 1) * ldc + n, "C has room for the product");
+    }
+    // SAFETY: C is ours alone and has room.
+    unsafe { checked(c.as_mut_ptr(), ldc, false, false, a, b, ldb, m, n, k, meanwhile) }
+}
+
 /// As [`product`], for a block of a matrix whose other columns are written by other threads.
 ///
 /// # Safety
@@ -65,7 +119,7 @@ pub unsafe fn product_into<T: Real>(
 ) {
     let add = accumulate == Accumulate::Add;
     // SAFETY: the caller's promise.
-    unsafe { checked(c, ldc, false, add, a, b, ldb, m, n, k) }
+    unsafe { checked(c, ldc, false, add, a, b, ldb, m, n, k, Meanwhile::NOTHING) }
 }
 
 /// Writes the product turned: element (i, j) of `A[m, k] B[k, n]` goes to `c[j * ldc + i]`.
@@ -86,7 +140,7 @@ pub unsafe fn product_turned_into<T: Real>(
     k: usize,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { checked(c, ldc, true, false, a, b, ldb, m, n, k) }
+    unsafe { checked(c, ldc, true, false, a, b, ldb, m, n, k, Meanwhile::NOTHING) }
 }
 
 /// Checks what A and B cover, and runs the kernel.
@@ -105,6 +159,7 @@ unsafe fn checked<T: Real>(
     m: usize,
     n: usize,
     k: usize,
+    meanwhile: Meanwhile,
 ) {
     if m == 0 || n == 0 {
         return;
@@ -114,7 +169,7 @@ unsafe fn checked<T: Real>(
         assert!(b.len() >= (k - 1) * ldb + n, "B covers k x n");
     }
     let (a, a_row, a_col) = (a.data.as_ptr(), a.row, a.col);
-    let raw = Raw { c, ldc, turned, add, a, a_row, a_col, b: b.as_ptr(), ldb, m, n, k };
+    let raw = Raw { c, ldc, turned, add, a, a_row, a_col, b: b.as_ptr(), ldb, m, n, k, meanwhile };
     // SAFETY: the bounds were checked above, and `isa` names only what the machine has.
     unsafe { T::product_kernel(raw) }
 }
@@ -134,6 +189,7 @@ pub struct Raw<T> {
     m: usize,
     n: usize,
     k: usize,
+    meanwhile: Meanwhile,
 }
 
 /// Calls the kernel of the best instruction set.
@@ -178,27 +234,44 @@ unsafe fn run_avx2<T: Real, S: Simd<T = T>>(raw: Raw<T>) {
     unsafe { panels::<T, S, 4>(raw) }
 }
 
-/// Column panels of three vectors, then what is left of the columns.
+/// The product, with or without fetching other memory meanwhile.
 #[inline(always)]
 unsafe fn panels<T: Real, S: Simd<T = T>, const MR: usize>(raw: Raw<T>) {
-    let wide = 3 * S::LANES;
+    unsafe {
+        if raw.meanwhile.is_nothing() {
+            panels_of::<T, S, MR, false>(raw);
+        } else {
+            panels_of::<T, S, MR, true>(raw);
+        }
+    }
+}
+
+/// Column panels of three vectors, and what is left of the columns.
+#[inline(always)]
+unsafe fn panels_of<T: Real, S: Simd<T = T>, const MR: usize, const FETCH: bool>(raw: Raw<T>) {
     let mut j = 0;
     while j < raw.n {
         let left = raw.n - j;
+        // Not three and one of the last four vectors: a single one would not keep the arithmetic busy.
+        let vectors = match left.div_ceil(S::LANES) {
+            4 => 2,
+            n => n.min(3),
+        };
+        let cols = left.min(vectors * S::LANES);
         unsafe {
-            match left.div_ceil(S::LANES) {
-                1 => rows::<T, S, MR, 1>(raw, j, left),
-                2 => rows::<T, S, MR, 2>(raw, j, left),
-                _ => rows::<T, S, MR, 3>(raw, j, left.min(wide)),
+            match vectors {
+                1 => rows::<T, S, MR, 1, FETCH>(raw, j, cols),
+                2 => rows::<T, S, MR, 2, FETCH>(raw, j, cols),
+                _ => rows::<T, S, MR, 3, FETCH>(raw, j, cols),
             }
         }
-        j += wide.min(left);
+        j += cols;
     }
 }
 
 /// All rows of one column panel of `cols` numbers in `NV` vectors.
 #[inline(always)]
-unsafe fn rows<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
+unsafe fn rows<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize, const FETCH: bool>(
     raw: Raw<T>,
     j: usize,
     cols: usize,
@@ -207,15 +280,15 @@ unsafe fn rows<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
     let mut i = 0;
     unsafe {
         while i + MR <= raw.m {
-            tile::<T, S, MR, NV>(raw, i, j, last);
+            tile::<T, S, MR, NV, FETCH>(raw, i, j, last);
             i += MR;
         }
         while i + 4 <= raw.m {
-            tile::<T, S, 4, NV>(raw, i, j, last);
+            tile::<T, S, 4, NV, FETCH>(raw, i, j, last);
             i += 4;
         }
         while i < raw.m {
-            tile::<T, S, 1, NV>(raw, i, j, last);
+            tile::<T, S, 1, NV, FETCH>(raw, i, j, last);
             i += 1;
         }
     }
@@ -223,7 +296,7 @@ unsafe fn rows<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
 
 /// One tile of C: `MR` rows of `NV` vectors, the last of which holds `last` numbers.
 #[inline(always)]
-unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
+unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize, const FETCH: bool>(
     raw: Raw<T>,
     i: usize,
     j: usize,
@@ -238,9 +311,32 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
         // The rows of A for the next tile: a line of one of them is asked for at each turn.
         let next = a.wrapping_add(MR * raw.a_row);
         let next_row = if raw.a_col == 1 { raw.a_row } else { 0 };
+        // C is written at the end; asked for now, it is there by then.
+        if raw.turned {
+            for l in 0..(NV - 1) * S::LANES + last {
+                ask_to_write(raw.c.add((j + l) * raw.ldc + i));
+            }
+        } else {
+            for r in 0..MR {
+                for v in 0..NV {
+                    ask_to_write(raw.c.add((i + r) * raw.ldc + j + v * S::LANES));
+                }
+            }
+        }
+        let meanwhile = if FETCH {
+            raw.meanwhile.of_tile(j / (3 * S::LANES) * raw.m.div_ceil(MR) + i / MR, raw.k)
+        } else {
+            std::ptr::null()
+        };
         for k in 0..raw.k {
             let row = b.add(k * raw.ldb);
-            S::prefetch(next.wrapping_add(k % 8 * next_row + k / 8 * 8));
+            if FETCH {
+                for line in 0..LINES {
+                    ask_early(meanwhile.wrapping_add((LINES * k + line) * LINE));
+                }
+            } else {
+                S::prefetch(next.wrapping_add(k % 8 * next_row + k / 8 * 8));
+            }
             // Rows of B are far apart, often on different pages, where the hardware does not look ahead.
             let ahead = row.wrapping_add(AHEAD * raw.ldb);
             for v in 0..NV {
@@ -266,7 +362,11 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize>(
                 let n = if v + 1 < NV { S::LANES } else { last };
                 let c = raw.c.add((j + v * S::LANES) * raw.ldc + i);
                 if MR == 8 {
-                    S::store_turned(c, raw.ldc, std::array::from_fn(|r| sum[r % MR][v]), n);
+                    let mut rows = [zero; 8];
+                    for r in 0..MR {
+                        rows[r] = sum[r][v];
+                    }
+                    S::store_turned(c, raw.ldc, rows, n);
                     continue;
                 }
                 for l in 0..n {
@@ -368,10 +468,13 @@ unsafe fn turn_by<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
             for c in (0..cols).step_by(S::LANES) {
                 let n = S::LANES.min(cols - c);
                 let from = a.add(r * ld_a + c);
-                let block = std::array::from_fn(|k| match n == S::LANES {
-                    true => S::load(from.add(k * ld_a)),
-                    false => S::load_partial(from.add(k * ld_a), n),
-                });
+                let mut block = [S::splat(T::ZERO); 8];
+                for k in 0..8 {
+                    block[k] = match n == S::LANES {
+                        true => S::load(from.add(k * ld_a)),
+                        false => S::load_partial(from.add(k * ld_a), n),
+                    };
+                }
                 S::store_turned(out.add(c * ld_out + r), ld_out, block, n);
             }
         }

@@ -22,13 +22,10 @@ fn kept(m: usize, m2: usize, square: usize) -> (usize, usize) {
 multiversion! {
     /// `d[m, k] = sum_c a[c, m] a[c, k]`
     pub fn forward<T: Real>(d: &mut [T], a: &[T], m1: usize, m2: usize, square: usize) {
-        let y: [&[T]; 4] = std::array::from_fn(|c| &a[c * m1..c * m1 + m2]);
-        for m in 0..m1 {
-            let (start, n) = kept(m, m2, square);
-            let x: [T; 4] = std::array::from_fn(|c| a[c * m1 + m]);
-            for (k, out) in d[start..start + n].iter_mut().enumerate() {
-                *out = x[0].fma(y[0][k], x[1].fma(y[1][k], x[2].fma(y[2][k], x[3] * y[3][k])));
-            }
+        match m2 {
+            8 => forward_by::<T, 8>(d, a, m1, square),
+            16 => forward_by::<T, 16>(d, a, m1, square),
+            _ => forward_any(d, a, m1, m2, square),
         }
     }
 }
@@ -36,19 +33,93 @@ multiversion! {
 multiversion! {
     /// `d_dot[m, k] = sum_c a_dot[c, m] a[c, k] + a[c, m] a_dot[c, k]`
     pub fn tangent<T: Real>(d_dot: &mut [T], a: &[T], a_dot: &[T], m1: usize, m2: usize, square: usize) {
-        let y: [&[T]; 4] = std::array::from_fn(|c| &a[c * m1..c * m1 + m2]);
-        let y_dot: [&[T]; 4] = std::array::from_fn(|c| &a_dot[c * m1..c * m1 + m2]);
-        for m in 0..m1 {
-            let (start, n) = kept(m, m2, square);
-            let x: [T; 4] = std::array::from_fn(|c| a[c * m1 + m]);
-            let x_dot: [T; 4] = std::array::from_fn(|c| a_dot[c * m1 + m]);
-            for (k, out) in d_dot[start..start + n].iter_mut().enumerate() {
-                let mut sum = T::ZERO;
-                for c in 0..4 {
-                    sum = x_dot[c].fma(y[c][k], x[c].fma(y_dot[c][k], sum));
-                }
-                *out = sum;
+        match m2 {
+            8 => tangent_by::<T, 8>(d_dot, a, a_dot, m1, square),
+            16 => tangent_by::<T, 16>(d_dot, a, a_dot, m1, square),
+            _ => tangent_any(d_dot, a, a_dot, m1, m2, square),
+        }
+    }
+}
+
+/// Column `m` of A.
+#[inline(always)]
+fn column<T: Real>(a: &[T], m1: usize, m: usize) -> [T; 4] {
+    [a[m], a[m1 + m], a[2 * m1 + m], a[3 * m1 + m]]
+}
+
+/// The first `M2` columns of A.
+#[inline(always)]
+fn head<T: Real, const M2: usize>(a: &[T], m1: usize) -> [[T; M2]; 4] {
+    let mut head = [[T::ZERO; M2]; 4];
+    for c in 0..4 {
+        head[c].copy_from_slice(&a[c * m1..c * m1 + M2]);
+    }
+    head
+}
+
+#[inline(always)]
+fn product_of_columns<T: Real>(x: [T; 4], y: [T; 4]) -> T {
+    x[0].fma(y[0], x[1].fma(y[1], x[2].fma(y[2], x[3] * y[3])))
+}
+
+/// [`forward`] where a row has a length that the compiler knows, and stays in registers.
+///
+/// Rows of the triangle are written whole too: the row after overwrites what was too long, and the last is a whole one.
+#[inline(always)]
+fn forward_by<T: Real, const M2: usize>(d: &mut [T], a: &[T], m1: usize, square: usize) {
+    let y: [[T; M2]; 4] = head(a, m1);
+    for m in 0..m1 {
+        let (start, _) = kept(m, M2, square);
+        let (x, out) = (column(a, m1, m), &mut d[start..start + M2]);
+        for k in 0..M2 {
+            out[k] = product_of_columns(x, [y[0][k], y[1][k], y[2][k], y[3][k]]);
+        }
+    }
+}
+
+/// [`forward`] for rows of any length.
+#[inline(always)]
+fn forward_any<T: Real>(d: &mut [T], a: &[T], m1: usize, m2: usize, square: usize) {
+    for m in 0..m1 {
+        let (start, n) = kept(m, m2, square);
+        let (x, out) = (column(a, m1, m), &mut d[start..start + n]);
+        for k in 0..n {
+            out[k] = product_of_columns(x, column(a, m1, k));
+        }
+    }
+}
+
+/// [`tangent`] where a row has a length that the compiler knows: see [`forward_by`].
+#[inline(always)]
+fn tangent_by<T: Real, const M2: usize>(d_dot: &mut [T], a: &[T], a_dot: &[T], m1: usize, square: usize) {
+    let (y, y_dot): ([[T; M2]; 4], [[T; M2]; 4]) = (head(a, m1), head(a_dot, m1));
+    for m in 0..m1 {
+        let (start, _) = kept(m, M2, square);
+        let (x, x_dot) = (column(a, m1, m), column(a_dot, m1, m));
+        let mut sum = [T::ZERO; M2];
+        for c in 0..4 {
+            for k in 0..M2 {
+                sum[k] = x_dot[c].fma(y[c][k], x[c].fma(y_dot[c][k], sum[k]));
             }
+        }
+        d_dot[start..start + M2].copy_from_slice(&sum);
+    }
+}
+
+/// [`tangent`] for rows of any length.
+#[inline(always)]
+fn tangent_any<T: Real>(d_dot: &mut [T], a: &[T], a_dot: &[T], m1: usize, m2: usize, square: usize) {
+    for m in 0..m1 {
+        let (start, n) = kept(m, m2, square);
+        let (x, x_dot) = (column(a, m1, m), column(a_dot, m1, m));
+        let out = &mut d_dot[start..start + n];
+        for k in 0..n {
+            let (y, y_dot) = (column(a, m1, k), column(a_dot, m1, k));
+            let mut sum = T::ZERO;
+            for c in 0..4 {
+                sum = x_dot[c].fma(y[c], x[c].fma(y_dot[c], sum));
+            }
+            out[k] = sum;
         }
     }
 }

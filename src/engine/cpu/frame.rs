@@ -227,8 +227,7 @@ impl Plan {
 
     /// T_0, T_1, ... at `s`.
     fn polynomials(&self, s: f64) -> impl Iterator<Item = f64> {
-        let u = (s - self.middle) / self.half;
-        let x = (u + SKEW) / (1.0 + SKEW * u);
+        let x = self.argument(s);
         let (mut t, mut t_old) = (1.0, x);
         (0..self.terms).map(move |_| {
             let now = t;

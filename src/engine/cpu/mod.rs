@@ -26,7 +26,7 @@ mod blocks;
 #[cfg(test)]
 mod tests;
 
-use super::{Engine, Prediction, Preparer, Seeds, Taker};
+use super::{Engine, Prediction, Preparer, Seeds, Take};
 use crate::Result;
 use crate::model::dp::Dp;
 use batch::{Batch, Layout};
@@ -67,6 +67,8 @@ pub struct CpuEngine<T> {
     dl_e: Vec<Vec<f64>>,
     extra: Vec<Vec<f64>>,
     weights: Vec<T>,
+    /// Where the parameters lie of which `weights` is a copy, while it is one.
+    copied: Option<usize>,
     gradient: Vec<T>,
     /// Where the time goes.
     pub laps: Laps,
@@ -97,6 +99,7 @@ impl<T: Real> CpuEngine<T> {
             dl_e: Vec::new(),
             extra: Vec::new(),
             weights: Vec::new(),
+            copied: None,
             gradient: Vec::new(),
             laps: Laps::default(),
             model,
@@ -162,6 +165,10 @@ impl<T: Real> Engine for CpuEngine<T> {
         self.pool.clone()
     }
 
+    fn is_single(&self) -> bool {
+        size_of::<T>() == size_of::<f32>()
+    }
+
     fn adapt(&mut self, params: &[f64]) {
         self.expand(params);
     }
@@ -173,7 +180,15 @@ impl<T: Real> Engine for CpuEngine<T> {
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrame<T>]) {
         self.laps.start();
         let plan = self.expand(params);
-        let weights = T::view(params, &mut self.weights, &self.pool);
+        if self.copied != Some(params.as_ptr().addr()) {
+            T::copy(params, &mut self.weights, &self.pool);
+        }
+        let fitted = self.model.fitting_params();
+        debug_assert!(
+            T::is_copy(&params[fitted.clone()], &T::viewed(params, &self.weights)[fitted]),
+            "a copy of the parameters"
+        );
+        let weights = T::viewed(params, &self.weights);
         self.layout.arrange(&self.model, batch, plan.as_deref());
         self.buffers.resize(&self.model, batch, plan.as_deref());
         let (model, layout) = (&*self.model, &self.layout);
@@ -217,12 +232,18 @@ impl<T: Real> Engine for CpuEngine<T> {
             return None;
         }
         self.second_pass(grad, params, batch, seeds);
+        // The fitting nets are all that is computed with the copy, and all that is given out.
+        self.copied = Some(params.as_ptr().addr());
         Some(0..self.model.fitting_params().start)
     }
 
-    fn hand_out(&mut self, take: Taker) {
-        self.fitting.hand_out(&self.pool, take);
+    fn hand_out(&mut self, to: &dyn Take) {
+        self.fitting.hand_out(&self.pool, &mut self.weights, to);
         self.laps.lap(Stage::FittingGradient);
+    }
+
+    fn forget_parameters(&mut self) {
+        self.copied = None;
     }
 }
 

@@ -29,13 +29,13 @@ pub struct Rows<T> {
     pub inv_angular: T,
 }
 
-/// The change of variables from s to the argument of the polynomials.
+/// The change of variables from s to the argument of the polynomials: see [`super::chebyshev::Plan::argument`].
 #[derive(Debug, Clone, Copy)]
 pub struct Scale<T> {
     pub middle: T,
     pub inv_half: T,
     pub skew: T,
-    /// `(1 - skew^2) inv_half`
+    /// `(1 - skew^2) / half`
     pub slope: T,
 }
 
@@ -44,10 +44,14 @@ type Lanes<T> = [T; CHUNK];
 #[inline(always)]
 fn lanes<T: Real>(column: &[T], start: usize, n: usize, fill: T) -> Lanes<T> {
     let mut out = [fill; CHUNK];
-    if n == CHUNK {
-        out.copy_from_slice(&column[start..start + CHUNK]);
-    } else {
-        out[..n].copy_from_slice(&column[start..start + n]);
+    match column.get(start..start + CHUNK) {
+        // Of a known length it is a few vectors and no call.
+        Some(column) => {
+            for l in 0..CHUNK {
+                out[l] = if l < n { column[l] } else { fill };
+            }
+        }
+        None => out[..n].copy_from_slice(&column[start..start + n]),
     }
     out
 }
@@ -71,8 +75,12 @@ impl<T: Real> Chunk<T> {
     fn new(columns: &[Vec<T>; 3], start: usize, n: usize, rows: &Rows<T>) -> Self {
         let number = T::from_f64;
         // Unused lanes get a harmless distance, and are taken off by the mask.
-        let d = [0, 1, 2].map(|k| lanes(&columns[k], start, n, T::ONE));
-        let mask: Lanes<T> = std::array::from_fn(|l| if l < n { T::ONE } else { T::ZERO });
+        let [x, y, z] = columns;
+        let d = [lanes(x, start, n, T::ONE), lanes(y, start, n, T::ONE), lanes(z, start, n, T::ONE)];
+        let mut mask = [T::ZERO; CHUNK];
+        for l in 0..CHUNK {
+            mask[l] = if l < n { T::ONE } else { T::ZERO };
+        }
         let zero = [T::ZERO; CHUNK];
         let mut out = Chunk { d, s: zero, s_slope: zero, q: zero, q_slope: zero };
         for l in 0..CHUNK {
@@ -95,17 +103,17 @@ impl<T: Real> Chunk<T> {
     }
 }
 
-/// The argument of the polynomials and its derivative.
+/// The argument of the polynomials, and its slope with s.
 #[inline(always)]
-fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> [Lanes<T>; 2] {
+fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> (Lanes<T>, Lanes<T>) {
     let (mut x, mut slope) = ([T::ZERO; CHUNK], [T::ZERO; CHUNK]);
     for l in 0..CHUNK {
-        let u = (s[l] - scale.middle) * scale.inv_half;
-        let inv = T::ONE / scale.skew.fma(u, T::ONE);
-        x[l] = (u + scale.skew) * inv;
+        let y = (s[l] - scale.middle) * scale.inv_half;
+        let inv = T::ONE / (T::ONE + scale.skew * y);
+        x[l] = (y + scale.skew) * inv;
         slope[l] = scale.slope * inv * inv;
     }
-    [x, slope]
+    (x, slope)
 }
 
 multiversion! {
@@ -116,7 +124,6 @@ multiversion! {
     /// - pairs   `start .. start + n` of the columns of distance vectors
     pub fn features<T: Real>(out: &mut [T], walk: &mut Terms<T>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
-        let width = T::lanes();
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
@@ -124,9 +131,7 @@ multiversion! {
             for l in 0..CHUNK {
                 walk.a[l] = [s[l], q[l] * d[0][l], q[l] * d[1][l], q[l] * d[2][l]];
             }
-            let [x, _] = argument(&s, scale);
-            walk.start(&x, width, false);
-            walk.add_to(out, stride, terms, here, false);
+            walk.add_to(out, stride, terms, &argument(&s, scale).0, here, false);
             p += here;
         }
     }
@@ -138,18 +143,18 @@ multiversion! {
     /// `d_dot[k][p - first]` belongs to pair p.
     pub fn features_tangent<T: Real>(out: &mut [T], walk: &mut Terms<T>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
-        let width = T::lanes();
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
-            let [x, x_slope] = argument(&s, scale);
-            let v = [0, 1, 2].map(|k| lanes(d_dot[k], p - first, here, T::ZERO));
+            let (x, slope) = argument(&s, scale);
+            let at = p - first;
+            let v = [lanes(d_dot[0], at, here, T::ZERO), lanes(d_dot[1], at, here, T::ZERO), lanes(d_dot[2], at, here, T::ZERO)];
             for l in 0..CHUNK {
                 // d . d_dot = r r_dot
                 let rr = d[0][l] * v[0][l] + d[1][l] * v[1][l] + d[2][l] * v[2][l];
                 let s_dot = s_slope[l] * rr;
-                let (along, turn) = (q_slope[l] * rr, x_slope[l] * s_dot);
+                let (along, turn) = (q_slope[l] * rr, slope[l] * s_dot);
                 walk.a[l] = [
                     s_dot,
                     q[l] * v[0][l] + along * d[0][l],
@@ -159,8 +164,7 @@ multiversion! {
                 let turn_q = turn * q[l];
                 walk.b[l] = [turn * s[l], turn_q * d[0][l], turn_q * d[1][l], turn_q * d[2][l]];
             }
-            walk.start(&x, width, true);
-            walk.add_to(out, stride, terms, here, true);
+            walk.add_to(out, stride, terms, &x, here, true);
             p += here;
         }
     }
@@ -203,7 +207,7 @@ multiversion! {
         while p < start + n {
             let here = CHUNK.min(start + n - p);
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
-            let [x, x_slope] = argument(&s, scale);
+            let (x, x_slope) = argument(&s, scale);
             let mut sums = [[T::ZERO; CHUNK]; 8];
             evaluate(&mut sums, series, &x);
             let [value, slope]: [[Lanes<T>; 4]; 2] = [[sums[0], sums[1], sums[2], sums[3]], [sums[4], sums[5], sums[6], sums[7]]];

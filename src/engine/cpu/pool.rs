@@ -5,9 +5,12 @@
 //! many a stage. Each thread has a range of tasks of its own, the same part of the work stage after stage, so that what it wrote
 //! is still in its cache; when it is done, it takes the last tasks of others.
 
+use super::real::Real;
+use super::scratch::Line;
 use crate::{Result, err};
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -321,29 +324,37 @@ impl<T> Parts<T> {
 
 /// A buffer of its own whose disjoint parts are written by the tasks of one stage and read by later ones.
 #[derive(Default)]
-pub struct Field<T>(Vec<UnsafeCell<T>>);
+pub struct Field<T> {
+    /// Whole lines of the cache, so that rows of whole lines lie in lines of their own.
+    lines: Vec<UnsafeCell<Line>>,
+    len: usize,
+    holds: PhantomData<T>,
+}
 
 // SAFETY: access from tasks goes through `part` and `read`, whose callers promise that nobody writes what others use.
 unsafe impl<T: Send + Sync> Sync for Field<T> {}
 
-impl<T: Copy> Field<T> {
-    /// Makes room; new elements are `fill`.
-    pub fn resize(&mut self, len: usize, fill: T) {
-        self.0.resize_with(len, || UnsafeCell::new(fill));
+impl<T: Real> Field<T> {
+    /// Makes room; what is new is 0.
+    pub fn resize(&mut self, len: usize) {
+        // All bits 0 are the number 0.
+        let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+        self.lines.resize_with(lines, UnsafeCell::default);
+        self.len = len;
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.len
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len == 0
     }
 
     /// All of it, between stages.
     pub fn all(&mut self) -> &mut [T] {
-        // SAFETY: ours alone; a cell has the layout of what it holds.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len()) }
+        // SAFETY: ours alone; the lines hold that many numbers.
+        unsafe { std::slice::from_raw_parts_mut(self.at(0), self.len) }
     }
 
     /// `len` elements from `start` on, to be written.
@@ -352,10 +363,9 @@ impl<T: Copy> Field<T> {
     /// Nobody else may use any of them meanwhile.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
-        // SAFETY: within the buffer; the cell allows writing; nobody else uses it by the caller's promise.
-        unsafe {
-            std::slice::from_raw_parts_mut(UnsafeCell::raw_get(self.0[start..start + len].as_ptr()), len)
-        }
+        assert!(start + len <= self.len, "the part lies within the buffer");
+        // SAFETY: within the buffer; the cells allow writing; nobody else uses it by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.at(start), len) }
     }
 
     /// `len` elements from `start` on.
@@ -363,13 +373,15 @@ impl<T: Copy> Field<T> {
     /// # Safety
     /// Nobody may write any of them meanwhile.
     pub unsafe fn read(&self, start: usize, len: usize) -> &[T] {
+        assert!(start + len <= self.len, "the part lies within the buffer");
         // SAFETY: within the buffer; nobody writes it by the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.0[start..start + len].as_ptr().cast(), len) }
+        unsafe { std::slice::from_raw_parts(self.at(start), len) }
     }
 
     /// The address of element `start`, for kernels that write a block of a matrix.
     pub fn at(&self, start: usize) -> *mut T {
-        UnsafeCell::raw_get(self.0[start..].as_ptr())
+        assert!(start <= self.len, "the block starts within the buffer");
+        UnsafeCell::raw_get(self.lines.as_ptr()).cast::<T>().wrapping_add(start)
     }
 }
 

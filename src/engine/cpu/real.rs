@@ -4,6 +4,7 @@ use super::dense::{self, Raw, Turn};
 use super::evaluate::{self, Evaluate};
 use super::pool::{Parts, Pool};
 use super::walk::{self, Walk};
+use crate::engine::Piece;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
@@ -36,16 +37,23 @@ pub trait Real:
     fn tanh(self) -> Self;
     /// The largest tail of an embedding series, relative to its largest coefficient.
     const SERIES_TOLERANCE: f64;
-    /// Parameters as this type: themselves, or cast into the buffer.
-    fn view<'a>(params: &'a [f64], buffer: &'a mut Vec<Self>, pool: &Pool) -> &'a [Self];
-    /// What the last [`Real::view`] of the same parameters gave.
-    fn viewed<'a>(params: &'a [f64], buffer: &'a [Self]) -> &'a [Self];
+    /// Casts parameters into the buffer, where they are needed in this type.
+    fn copy(params: &[f64], buffer: &mut Vec<Self>, pool: &Pool);
+    /// Parameters as this type: themselves, or their copy.
+    fn viewed<'a>(params: &'a [f64], copy: &'a [Self]) -> &'a [Self];
+    /// Whether these are the parameters cast.
+    fn is_copy(params: &[f64], copy: &[Self]) -> bool {
+        params.iter().zip(copy).all(|(p, copy)| Self::from_f64(*p) == *copy || p.is_nan())
+    }
     /// Where a gradient is computed: in place, or in the buffer.
     fn target<'a>(grad: &'a mut [f64], buffer: &'a mut Vec<Self>) -> &'a mut [Self];
     /// Brings a gradient, from parameter `first` on, from the buffer to its place.
     fn deliver(grad: &mut [f64], buffer: &[Self], first: usize, pool: &Pool);
-    /// Numbers as float64: themselves, or cast into the buffer.
-    fn widen<'a>(x: &'a [Self], buffer: &'a mut [f64]) -> &'a [f64];
+    /// A piece of a gradient from parameter `first` on, with the copy of these parameters where there is one.
+    ///
+    /// # Safety
+    /// No two pieces that live at the same time may overlap.
+    unsafe fn piece<'a>(grad: &'a [Self], copy: &'a Parts<Self>, first: usize) -> Piece<'a>;
     /// Runs the matrix kernel.
     ///
     /// # Safety
@@ -56,8 +64,6 @@ pub trait Real:
     /// # Safety
     /// `turn` must come from there.
     unsafe fn turn_kernel(turn: Turn<Self>);
-    /// Numbers in one vector of the instruction set in use.
-    fn lanes() -> usize;
     /// Runs the kernel of [`walk`].
     ///
     /// # Safety
@@ -125,9 +131,7 @@ impl Real for f64 {
         (e / (e + 2.0)).copysign(self)
     }
     const SERIES_TOLERANCE: f64 = 1e-12;
-    fn view<'a>(params: &'a [f64], _: &'a mut Vec<f64>, _: &Pool) -> &'a [f64] {
-        params
-    }
+    fn copy(_: &[f64], _: &mut Vec<f64>, _: &Pool) {}
     fn viewed<'a>(params: &'a [f64], _: &'a [f64]) -> &'a [f64] {
         params
     }
@@ -135,17 +139,14 @@ impl Real for f64 {
         grad
     }
     fn deliver(_: &mut [f64], _: &[f64], _: usize, _: &Pool) {}
-    fn widen<'a>(x: &'a [f64], _: &'a mut [f64]) -> &'a [f64] {
-        x
+    unsafe fn piece<'a>(grad: &'a [f64], _: &'a Parts<f64>, _: usize) -> Piece<'a> {
+        Piece::Double(grad)
     }
     unsafe fn product_kernel(raw: Raw<f64>) {
         unsafe { dense::dispatch_f64(raw) }
     }
     unsafe fn turn_kernel(turn: Turn<f64>) {
         unsafe { dense::turn_f64(turn) }
-    }
-    fn lanes() -> usize {
-        walk::lanes_f64()
     }
     unsafe fn walk_kernel(raw: Walk<f64>) {
         unsafe { walk::dispatch_f64(raw) }
@@ -193,10 +194,9 @@ impl Real for f32 {
         (e / (e + 2.0)).copysign(self)
     }
     const SERIES_TOLERANCE: f64 = 1e-7;
-    fn view<'a>(params: &'a [f64], buffer: &'a mut Vec<f32>, pool: &Pool) -> &'a [f32] {
+    fn copy(params: &[f64], buffer: &mut Vec<f32>, pool: &Pool) {
         buffer.resize(params.len(), 0.0);
         cast(buffer, params, pool);
-        buffer
     }
     fn viewed<'a>(_: &'a [f64], buffer: &'a [f32]) -> &'a [f32] {
         buffer
@@ -208,20 +208,15 @@ impl Real for f32 {
     fn deliver(grad: &mut [f64], buffer: &[f32], first: usize, pool: &Pool) {
         cast(&mut grad[first..], &buffer[first..], pool);
     }
-    fn widen<'a>(x: &'a [f32], buffer: &'a mut [f64]) -> &'a [f64] {
-        for (out, x) in buffer.iter_mut().zip(x) {
-            *out = f64::from(*x);
-        }
-        &buffer[..x.len()]
+    unsafe fn piece<'a>(grad: &'a [f32], copy: &'a Parts<f32>, first: usize) -> Piece<'a> {
+        // SAFETY: the caller's promise.
+        Piece::Single { grad, copy: unsafe { copy.part(first, grad.len()) } }
     }
     unsafe fn product_kernel(raw: Raw<f32>) {
         unsafe { dense::dispatch_f32(raw) }
     }
     unsafe fn turn_kernel(turn: Turn<f32>) {
         unsafe { dense::turn_f32(turn) }
-    }
-    fn lanes() -> usize {
-        walk::lanes_f32()
     }
     unsafe fn walk_kernel(raw: Walk<f32>) {
         unsafe { walk::dispatch_f32(raw) }
@@ -241,10 +236,15 @@ fn cast<A: Real, B: Real>(out: &mut [A], x: &[B], pool: &Pool) {
         let range = k * CHUNK..n.min((k + 1) * CHUNK);
         // SAFETY: tasks are disjoint ranges.
         let out = unsafe { out.part(range.start, range.len()) };
-        for (out, x) in out.iter_mut().zip(&x[range]) {
-            *out = A::from_f64(x.to_f64());
-        }
+        cast_part(out, &x[range]);
     });
+}
+
+/// Casts a vector.
+fn cast_part<A: Real, B: Real>(out: &mut [A], x: &[B]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = A::from_f64(x.to_f64());
+    }
 }
 
 #[cfg(test)]

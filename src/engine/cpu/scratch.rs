@@ -5,17 +5,21 @@ use std::cell::RefCell;
 
 thread_local! {
     /// Buffers that are not in use, largest last.
-    static FREE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
+    static FREE: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
 }
+
+/// A line of the cache: buffers begin with one, so that their vectors do not lie across two.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+pub struct Line(#[allow(dead_code)] [u64; 8]);
 
 /// Calls `work` with `len` numbers of any value. Calls may be nested.
 pub fn scratch<T: Real, R>(len: usize, work: impl FnOnce(&mut [T]) -> R) -> R {
     let mut buffer = FREE.with(|free| free.borrow_mut().pop()).unwrap_or_default();
-    let words = (len * size_of::<T>()).div_ceil(size_of::<u64>());
-    if buffer.len() < words {
-        buffer.resize(words, 0);
+    let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+    if buffer.len() < lines {
+        buffer.resize(lines, Line::default());
     }
-    assert!(align_of::<T>() <= align_of::<u64>(), "words are aligned well enough");
     // SAFETY: the buffer holds `len` numbers; every pattern of bits is a number.
     let numbers = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<T>(), len) };
     let result = work(numbers);

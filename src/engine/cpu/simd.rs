@@ -85,6 +85,42 @@ macro_rules! multiversion {
 }
 pub(crate) use multiversion;
 
+/// Asks for the cache line at `p`, which may lie anywhere, to come into the first cache.
+#[inline(always)]
+pub fn ask<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// As [`ask`], for a line that is written and not read: writes wait for it one after the other.
+#[inline(always)]
+pub fn ask_to_write<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it never faults, and is no operation where the processor does not know it.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, preserves_flags, readonly))
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// As [`ask`], into the second cache: for what is used later, and is too much for the first.
+#[inline(always)]
+pub fn ask_early<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// The operations of the matrix kernels.
 ///
 /// # Safety

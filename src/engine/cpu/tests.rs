@@ -1,10 +1,13 @@
 //! The CPU engine against the reference.
 
 use super::*;
+use crate::engine::Piece;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run, seeds};
 use crate::model::activation::Activation;
 use crate::model::dp::options::SeE2AOptions;
+use crate::optim::Adam;
+use crate::optim::options::OptimizerOptions;
 
 fn compare<T: Real>(descriptor: SeE2AOptions, mode: EmbeddingMode, threads: usize, tolerance: f64) {
     compare_models::<T>(model(descriptor), mode, threads, tolerance);
@@ -95,10 +98,64 @@ fn gradients_both_ways<T: Real>(model: &Arc<Dp>, threads: usize) -> (Vec<f64>, V
     let mut grad = vec![f64::NAN; params.len()];
     let ready = engine.backward_but_pieces(&mut grad, &params, &batch, &seeds).expect("it has pieces");
     grad[ready.end..].fill(f64::NAN);
-    let pieces = pool::Parts::new(&mut grad);
-    // SAFETY: pieces are disjoint, which the test would show.
-    engine.hand_out(&|first, piece| unsafe { pieces.part(first, piece.len()) }.copy_from_slice(piece));
+    engine.hand_out(&Collected(pool::Parts::new(&mut grad)));
     (whole, grad)
+}
+
+/// Puts pieces of a gradient side by side.
+struct Collected(pool::Parts<f64>);
+
+impl Take for Collected {
+    fn take(&self, first: usize, piece: Piece) {
+        let wide: Vec<f64> = match piece {
+            Piece::Double(grad) => grad.to_vec(),
+            Piece::Single { grad, .. } => grad.iter().map(|&x| f64::from(x)).collect(),
+        };
+        // SAFETY: pieces are disjoint, which the test would show.
+        unsafe { self.0.part(first, wide.len()) }.copy_from_slice(&wide);
+    }
+}
+
+/// Some steps with the update as part of the gradient's pass, then one whose update the engine has to be told of.
+fn train<T: Real>(engine: &mut CpuEngine<T>, params: &mut [f64]) {
+    let frames = [frame(23, 1), frame(17, 8)];
+    let prepare = engine.preparer();
+    let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
+    let batch: Vec<_> = prepared.iter().collect();
+    let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
+    let adam = Adam::new(options, std::iter::once(0..params.len()).collect(), params.len());
+    let mut adam = adam.in_single(engine.is_single());
+    let (mut out, mut grad) = (Prediction::default(), vec![0.0; params.len()]);
+    for step in 0..4 {
+        engine.evaluate(&mut out, params, &batch);
+        let seeds = seeds(&out);
+        let ready = engine.backward_but_pieces(&mut grad, params, &batch, &seeds).expect("it has pieces");
+        // SAFETY: the engine gives out every piece once, and what is ready is not among them.
+        let pieces = unsafe { adam.by_pieces(params, 1e-2, step) };
+        engine.hand_out(&pieces);
+        pieces.take(ready.start, Piece::Double(&grad[ready]));
+    }
+    engine.evaluate(&mut out, params, &batch);
+    let seeds = seeds(&out);
+    engine.backward(&mut grad, params, &batch, &seeds);
+    adam.step(params, &grad, 1e-2, 4);
+    engine.forget_parameters();
+}
+
+#[test]
+fn an_engine_that_keeps_a_copy_of_the_parameters_gives_what_a_new_one_gives() {
+    fn check<T: Real>(threads: usize) {
+        let model = model(options());
+        let mut params = model.random_params(9);
+        let mut engine = CpuEngine::<T>::new(model.clone(), threads, SERIES, None).unwrap();
+        train(&mut engine, &mut params);
+        let mut fresh = CpuEngine::<T>::new(model, threads, SERIES, engine.terms()).unwrap();
+        let frames = [frame(12, 5)];
+        assert!(run(&mut engine, &params, &frames) == run(&mut fresh, &params, &frames), "{threads} threads");
+    }
+    check::<f32>(1);
+    check::<f32>(3);
+    check::<f64>(2);
 }
 
 #[test]

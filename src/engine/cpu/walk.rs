@@ -32,53 +32,23 @@ impl<T: Real> Default for Terms<T> {
 }
 
 impl<T: Real> Terms<T> {
-    /// Starts the recurrences at these arguments.
+    /// Adds the sums of the first `n` pairs, whose arguments are `x`, to `out[c * stride + k]`.
     #[inline(always)]
-    pub fn start(&mut self, x: &[T; CHUNK], width: usize, with_slopes: bool) {
-        let (mut now, mut old) = ([T::ONE; CHUNK], *x);
-        // T_0' and T_{-1}'
-        let (mut slope, mut slope_old) = ([T::ZERO; CHUNK], [T::ONE; CHUNK]);
-        for k in 0..=width {
-            deal(&mut self.t, &now, k, width);
-            if with_slopes {
-                deal(&mut self.u, &slope, k, width);
-                for l in 0..CHUNK {
-                    let next = (x[l] + x[l]).fma(slope[l], (now[l] + now[l]) - slope_old[l]);
-                    slope_old[l] = slope[l];
-                    slope[l] = next;
-                }
-            }
-            for l in 0..CHUNK {
-                let next = (x[l] + x[l]).fma(now[l], -old[l]);
-                old[l] = now[l];
-                now[l] = next;
-            }
-        }
-    }
-
-    /// Adds the sums of the first `n` pairs to `out[c * stride + k]`.
-    #[inline(always)]
-    pub fn add_to(&self, out: &mut [T], stride: usize, terms: usize, n: usize, with_slopes: bool) {
+    pub fn add_to(
+        &mut self,
+        out: &mut [T],
+        stride: usize,
+        terms: usize,
+        x: &[T; CHUNK],
+        n: usize,
+        with_slopes: bool,
+    ) {
         assert!(out.len() >= 3 * stride + terms && n <= CHUNK, "room for the sums of a chunk");
-        let (t, u) = (self.t.as_ptr(), self.u.as_ptr());
+        let (t, u) = (self.t.as_mut_ptr(), self.u.as_mut_ptr());
         let (a, b) = (self.a.as_ptr().cast(), self.b.as_ptr().cast());
-        let raw = Walk { out: out.as_mut_ptr(), stride, terms, n, t, u, a, b, with_slopes };
+        let raw = Walk { out: out.as_mut_ptr(), stride, terms, n, x: x.as_ptr(), t, u, a, b, with_slopes };
         // SAFETY: the bounds were checked above, and the buffers are large enough for every width.
         unsafe { T::walk_kernel(raw) }
-    }
-}
-
-/// Puts term `k` of all pairs in its places: as term k and as term -k.
-#[inline(always)]
-fn deal<T: Real>(out: &mut [T; 2 * WIDEST * CHUNK], term: &[T; CHUNK], k: usize, width: usize) {
-    for l in 0..CHUNK {
-        let pair = &mut out[l * 2 * width..(l + 1) * 2 * width];
-        if k < width {
-            pair[k] = term[l];
-        }
-        if k > 0 {
-            pair[2 * width - k] = term[l];
-        }
     }
 }
 
@@ -89,26 +59,16 @@ pub struct Walk<T> {
     stride: usize,
     terms: usize,
     n: usize,
-    t: *const T,
-    u: *const T,
+    x: *const T,
+    t: *mut T,
+    u: *mut T,
     a: *const T,
     b: *const T,
     with_slopes: bool,
 }
 
 macro_rules! dispatch {
-    ($t:ty, $lanes:ident, $dispatch:ident) => {
-        /// Numbers in one vector of the instruction set in use.
-        pub(super) fn $lanes() -> usize {
-            match isa() {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => Avx512::<$t>::LANES,
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => Avx2::<$t>::LANES,
-                _ => Portable::<$t>::LANES,
-            }
-        }
-
+    ($t:ty, $dispatch:ident) => {
         /// Calls the kernel of the best instruction set.
         ///
         /// # Safety
@@ -124,8 +84,8 @@ macro_rules! dispatch {
         }
     };
 }
-dispatch!(f64, lanes_f64, dispatch_f64);
-dispatch!(f32, lanes_f32, dispatch_f32);
+dispatch!(f64, dispatch_f64);
+dispatch!(f32, dispatch_f32);
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
@@ -141,7 +101,54 @@ unsafe fn run_avx2<T: Real, S: Simd<T = T>>(raw: Walk<T>) {
 
 #[inline(always)]
 unsafe fn run<T: Real, S: Simd<T = T>>(raw: Walk<T>) {
-    unsafe { if raw.with_slopes { blocks::<T, S, true>(raw) } else { blocks::<T, S, false>(raw) } }
+    unsafe {
+        if raw.with_slopes {
+            start::<T, S, true>(raw);
+            blocks::<T, S, true>(raw)
+        } else {
+            start::<T, S, false>(raw);
+            blocks::<T, S, false>(raw)
+        }
+    }
+}
+
+/// Starts the recurrences: T_0 .. T_W with a pair in each lane, turned so that a pair has them in a row.
+#[inline(always)]
+unsafe fn start<T: Real, S: Simd<T = T>, const SLOPES: bool>(raw: Walk<T>) {
+    unsafe {
+        let (zero, one) = (S::splat(T::ZERO), S::splat(T::ONE));
+        let two = S::add(one, one);
+        for first in (0..CHUNK).step_by(S::LANES) {
+            let x = S::load(raw.x.add(first));
+            let twice = S::add(x, x);
+            let (mut t, mut u) = ([zero; WIDEST + 1], [zero; WIDEST + 1]);
+            (t[0], t[1], u[1]) = (one, x, one);
+            for k in 2..=S::LANES {
+                t[k] = S::mul_sub(twice, t[k - 1], t[k - 2]);
+                if SLOPES {
+                    u[k] = S::mul_add(twice, u[k - 1], S::mul_sub(two, t[k - 1], u[k - 2]));
+                }
+            }
+            deal::<T, S>(raw.t.add(first * 2 * S::LANES), &t);
+            if SLOPES {
+                deal::<T, S>(raw.u.add(first * 2 * S::LANES), &u);
+            }
+        }
+    }
+}
+
+/// Gives each pair its terms: 0 .. W - 1, and then W .. 1.
+#[inline(always)]
+unsafe fn deal<T: Real, S: Simd<T = T>>(out: *mut T, terms: &[S::V; WIDEST + 1]) {
+    let width = 2 * S::LANES;
+    for first in (0..width).step_by(8) {
+        let mut rows = [terms[0]; 8];
+        for r in 0..8 {
+            let k = first + r;
+            rows[r] = terms[if k < S::LANES { k } else { width - k }];
+        }
+        unsafe { S::store_turned(out.add(first), width, rows, S::LANES) };
+    }
 }
 
 /// Some vectors of terms at a time, so that their sums fit into the registers: 32 of 512 bits, 16 otherwise.
@@ -232,9 +239,8 @@ mod tests {
             chunk.b[l] = std::array::from_fn(|c| T::from_f64(((l * 3 + c) as f64).sin()));
         }
         for slopes in [false, true] {
-            chunk.start(&x, T::lanes(), slopes);
             let mut out = vec![T::ONE; 4 * terms];
-            chunk.add_to(&mut out, terms, terms, n, slopes);
+            chunk.add_to(&mut out, terms, terms, &x, n, slopes);
             for c in 0..4 {
                 for k in 0..terms {
                     let mut want = 1.0;

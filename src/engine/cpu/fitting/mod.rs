@@ -9,12 +9,15 @@ pub mod fold;
 mod rows;
 mod schedule;
 
-use super::dense::{Accumulate, Strided, product, product_into, product_turned_into, turn_into};
+use super::dense::{
+    Accumulate, Meanwhile, Strided, product, product_into, product_meanwhile, product_turned_into, turn_into,
+};
 use super::elementwise::{add, axpy, dot};
 use super::pool::{Field, Parts, Pool};
 use super::real::Real;
 use super::scratch::scratch;
-use crate::engine::Taker;
+use super::simd::{ask, multiversion};
+use crate::engine::Take;
 use crate::model::activation::Activation;
 use crate::model::net::{LayerShape, NetShape};
 use columns::{Columns, add_shortcuts, adjoint_shortcuts, shortcut_pieces};
@@ -95,24 +98,24 @@ impl<T: Real> Fitting<T> {
             group.layers.resize_with(net.layers.len(), Layer::default);
             for (l, (layer, shape)) in group.layers.iter_mut().zip(&net.layers).enumerate() {
                 let width = if l == 0 { self.fold.width(shape.n_in) } else { shape.n_in };
-                layer.x.resize(2 * n * width, T::ZERO);
+                layer.x.resize(2 * n * width);
                 for buffer in [&mut layer.f, &mut layer.z_dot, &mut layer.de_y, &mut layer.dl_y] {
-                    buffer.resize(n * shape.n_out, T::ZERO);
+                    buffer.resize(n * shape.n_out);
                 }
                 if shape.activation != Activation::Tanh {
-                    layer.d.resize(n * shape.n_out, T::ZERO);
-                    layer.dd.resize(n * shape.n_out, T::ZERO);
+                    layer.d.resize(n * shape.n_out);
+                    layer.dd.resize(n * shape.n_out);
                 }
-                layer.dz.resize(2 * n * shape.n_out, T::ZERO);
-                layer.dz_t.resize(n * shape.n_out, T::ZERO);
+                layer.dz.resize(2 * n * shape.n_out);
+                layer.dz_t.resize(n * shape.n_out);
                 let chunk = row_chunk::<T>(l, net.layers.len() - 1);
-                layer.sums.resize(n.div_ceil(chunk) * 2 * shape.n_out, T::ZERO);
+                layer.sums.resize(n.div_ceil(chunk) * 2 * shape.n_out);
             }
-            group.energy.resize(n, T::ZERO);
+            group.energy.resize(n);
             let shape = &net.layers[0];
-            group.folded.resize(self.fold.triangle() * shape.n_out, T::ZERO);
-            group.de_x.resize(n * self.fold.width(shape.n_in), T::ZERO);
-            group.dl_x.resize(n * self.fold.width(shape.n_in), T::ZERO);
+            group.folded.resize(self.fold.triangle() * shape.n_out);
+            group.de_x.resize(n * self.fold.width(shape.n_in));
+            group.dl_x.resize(n * self.fold.width(shape.n_in));
         }
         self.schedule = Schedule::new::<T>(&self.nets, self.fold, n);
     }
@@ -399,21 +402,25 @@ impl<T: Real> Fitting<T> {
                 let first = shape.w + this.unfolded(layer, row) * shape.n_out;
                 // SAFETY: each job writes its own rows of its own matrix.
                 let out = unsafe { grad.part(first, rows * shape.n_out) };
-                this.weight_gradient(out, group, layer, row);
+                this.weight_gradient(out, group, layer, row, Meanwhile::NOTHING);
             }
-            job => this.piece(job, &take),
+            job => this.piece(job, &take, &|_, _| Meanwhile::NOTHING),
         });
     }
 
-    /// After [`Fitting::backward`]: calls `take(first parameter, gradient)` for pieces of the gradient.
-    pub fn hand_out(&mut self, pool: &Pool, take: Taker) {
-        let this = &*self;
-        let take = |first: usize, piece: &[T]| {
-            // float64 is handed on as it is.
-            let room = if size_of::<T>() == size_of::<f64>() { 0 } else { piece.len() };
-            scratch(room, |wide: &mut [f64]| take(first, T::widen(piece, wide)));
+    /// After [`Fitting::backward`]: gives out pieces of the gradient, with the engine's copy of the parameters.
+    pub fn hand_out(&mut self, pool: &Pool, weights: &mut [T], to: &dyn Take) {
+        let (this, weights) = (&*self, Parts::new(weights));
+        // SAFETY: every piece is given out once.
+        let take = |first: usize, piece: &[T]| to.take(first, unsafe { T::piece(piece, &weights, first) });
+        // The three of the taker, and our copy of the parameters.
+        let needs = |first: usize, n: usize| {
+            let [p, q, r] = to.needs(first).map(|(p, bytes)| (p, n * bytes));
+            let copied = if weights.is_empty() { 0 } else { n * size_of::<T>() };
+            let copy = weights.at(first.min(weights.len())).cast_const().cast();
+            Meanwhile::new([p, q, r, (copy, copied)])
         };
-        pool.run(this.schedule.gradient.len(), |j| this.piece(this.schedule.gradient[j], &take));
+        pool.run(this.schedule.gradient.len(), |j| this.piece(this.schedule.gradient[j], &take, &needs));
     }
 
     /// The inputs of a layer that are folded.
@@ -426,18 +433,21 @@ impl<T: Real> Fitting<T> {
         if layer == 0 { self.fold.unfolded(row) } else { row }
     }
 
-    /// Gives out what one job computes.
-    fn piece(&self, job: Job, take: &impl Fn(usize, &[T])) {
+    /// Gives out what one job computes. What `needs` names is fetched meanwhile.
+    fn piece(&self, job: Job, take: &impl Fn(usize, &[T]), needs: &impl Fn(usize, usize) -> Meanwhile) {
         let (group, layer, row, rows) = match job {
             Job::Weights { group, layer, row, rows } => (group, layer, row, rows),
             Job::Rest { group } => return self.other_gradients(group, take),
         };
         let shape = &self.nets[group].layers[layer];
         let n_out = shape.n_out;
+        let whole = row >= self.triangle(layer);
+        let first = shape.w + if whole { self.unfolded(layer, row) } else { 0 } * n_out;
+        let meanwhile = if whole { needs(first, rows * n_out) } else { Meanwhile::NOTHING };
         scratch(rows * n_out, |sum: &mut [T]| {
-            self.weight_gradient(sum, group, layer, row);
-            if row >= self.triangle(layer) {
-                return take(shape.w + self.unfolded(layer, row) * n_out, sum);
+            self.weight_gradient(sum, group, layer, row, meanwhile);
+            if whole {
+                return take(first, sum);
             }
             for (sum, (target, mirror)) in sum.chunks_exact(n_out).zip(self.fold.targets(row)) {
                 for target in std::iter::once(target).chain(mirror) {
@@ -469,7 +479,7 @@ impl<T: Real> Fitting<T> {
     }
 
     /// dW = [x; x_dot]^T [dl_z; de_z] of some rows of a hidden layer, counted after the fold.
-    fn weight_gradient(&self, out: &mut [T], group: usize, l: usize, row: usize) {
+    fn weight_gradient(&self, out: &mut [T], group: usize, l: usize, row: usize, meanwhile: Meanwhile) {
         let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
         let (layer, n_out, width) = (&state.layers[l], shape.n_out, self.width(shape, l));
         let (rows, depth) = (out.len() / n_out, 2 * state.n);
@@ -482,13 +492,14 @@ impl<T: Real> Fitting<T> {
             for first in (0..depth).step_by(GRAD_DEPTH) {
                 let here = GRAD_DEPTH.min(depth - first);
                 // The columns of x that this job needs, packed: with the stride of x every number is on a page of its own.
-                for (r, out) in packed.chunks_exact_mut(rows).take(here).enumerate() {
-                    let at = (first + r) * width + row;
-                    out.copy_from_slice(&x[at..at + rows]);
-                }
-                let accumulate = if first == 0 { Accumulate::Overwrite } else { Accumulate::Add };
+                pack(&mut packed[..here * rows], &x[first * width + row..], width, rows);
                 let a = Strided { data: &packed[..here * rows], row: 1, col: rows };
-                product(out, n_out, accumulate, a, &dz[first * n_out..], n_out, rows, n_out, here);
+                let b = &dz[first * n_out..];
+                if first == 0 {
+                    product_meanwhile(out, n_out, a, b, n_out, rows, n_out, here, meanwhile);
+                } else {
+                    product(out, n_out, Accumulate::Add, a, b, n_out, rows, n_out, here);
+                }
             }
         });
     }
@@ -527,6 +538,27 @@ impl<T: Real> Fitting<T> {
         if let Some(b) = shape.b {
             let sum: T = state.dl_e.iter().copied().sum();
             take(b, &[sum]);
+        }
+    }
+}
+
+multiversion! {
+    /// `out[r, ..rows] = x[r, ..rows]` of a matrix with rows of `width` numbers.
+    fn pack<T: Real>(out: &mut [T], x: &[T], width: usize, rows: usize) {
+        /// Rows that are asked for ahead: they are too far apart for the hardware to look ahead.
+        const AHEAD: usize = 12;
+        for (r, out) in out.chunks_exact_mut(rows).enumerate() {
+            let ahead = x.as_ptr().wrapping_add((r + AHEAD) * width);
+            for line in (0..rows).step_by(64 / size_of::<T>()) {
+                ask(ahead.wrapping_add(line));
+            }
+            ask(ahead.wrapping_add(rows - 1));
+            let from = &x[r * width..r * width + rows];
+            // Of a known length it is a few vectors and no call.
+            match (<&mut [T; GRAD_ROWS]>::try_from(&mut *out), <&[T; GRAD_ROWS]>::try_from(from)) {
+                (Ok(out), Ok(from)) => *out = *from,
+                _ => out.copy_from_slice(from),
+            }
         }
     }
 }

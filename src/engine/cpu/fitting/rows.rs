@@ -6,7 +6,7 @@
 
 use crate::engine::cpu::elementwise::{activate, add};
 use crate::engine::cpu::real::Real;
-use crate::engine::cpu::simd::multiversion;
+use crate::engine::cpu::simd::{ask, ask_to_write, multiversion};
 use crate::model::activation::Activation;
 
 /// The most columns of a block.
@@ -51,6 +51,33 @@ unsafe fn row<'a, T>(p: *const T, at: usize, n: usize) -> &'a [T] {
 #[inline(always)]
 unsafe fn row_mut<'a, T>(p: *mut T, at: usize, n: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(p.add(at), n) }
+}
+
+/// Rows that are asked for ahead: they lie too far apart for the hardware to look ahead.
+const AHEAD: usize = 8;
+
+/// Asks for a row that will be read soon.
+#[inline(always)]
+fn ask_row<T>(p: *const T, at: usize, n: usize) {
+    for o in (0..n).step_by(64 / size_of::<T>()) {
+        ask(p.wrapping_add(at + o));
+    }
+}
+
+/// Asks for a row that will be written soon.
+#[inline(always)]
+fn ask_row_to_write<T>(p: *const T, at: usize, n: usize) {
+    for o in (0..n).step_by(64 / size_of::<T>()) {
+        ask_to_write(p.wrapping_add(at + o));
+    }
+}
+
+/// Asks for the rows of shortcuts.
+#[inline(always)]
+fn ask_shortcuts<T: Copy>(shortcuts: impl IntoIterator<Item = Option<Added<T>>>, r: usize, n: usize) {
+    for shortcut in shortcuts.into_iter().flatten() {
+        ask_row(shortcut.from, r * shortcut.ld, n);
+    }
 }
 
 /// Calls `body(o, act, act', act'')` for every column of a row.
@@ -110,6 +137,8 @@ multiversion! {
         let Extent { rows, cols, ld } = extent;
         let (bias, scale) = (&bias[..cols], &scale[..cols]);
         for r in 0..rows {
+            ask_shortcuts([shortcut], r + AHEAD, cols);
+            ask_row_to_write(y, (r + AHEAD) * ld, cols);
             // SAFETY: rows of the block, by the promise to `forward`.
             let [f, y] = [f, y].map(|p| unsafe { row_mut(p, r * ld, cols) });
             for o in 0..cols {
@@ -139,6 +168,8 @@ multiversion! {
         let Extent { rows, cols, ld } = extent;
         let (w, scale) = (&w[..cols], &scale[..cols]);
         for r in 0..rows {
+            ask_row_to_write(de_y, (r + AHEAD) * ld, cols);
+            ask_row_to_write(de_z, (r + AHEAD) * ld, cols);
             // SAFETY: rows of the block.
             let [de_y, de_z] = [de_y, de_z].map(|p| unsafe { row_mut(p, r * ld, cols) });
             // SAFETY: as above.
@@ -156,8 +187,11 @@ multiversion! {
         let Extent { rows, cols, ld } = extent;
         let scale = &scale[..cols];
         for r in 0..rows {
+            ask_row_to_write(de_z, (r + AHEAD) * ld, cols);
             // SAFETY: rows of the block.
             let [de_y, de_z] = [de_y, de_z].map(|p| unsafe { row_mut(p, r * ld, cols) });
+            ask_row(jets.f, (r + AHEAD) * ld, cols);
+            ask_shortcuts(shortcuts, r + AHEAD, cols);
             for shortcut in shortcuts.into_iter().flatten() {
                 // SAFETY: as above.
                 let x = unsafe { row(shortcut.from, r * shortcut.ld, cols) };
@@ -177,8 +211,11 @@ multiversion! {
         let Extent { rows, cols, ld } = extent;
         let scale = &scale[..cols];
         for r in 0..rows {
+            ask_row_to_write(y_dot, (r + AHEAD) * ld, cols);
             // SAFETY: rows of the block.
             let (z_dot, y_dot) = unsafe { (row(z_dot, r * ld, cols), row_mut(y_dot, r * ld, cols)) };
+            ask_row(jets.f, (r + AHEAD) * ld, cols);
+            ask_shortcuts([shortcut], r + AHEAD, cols);
             // SAFETY: as above.
             unsafe { each_jet(jets, r * ld, cols, |o, _, d, _| y_dot[o] = z_dot[o] * d * scale[o]) };
             if let Some(shortcut) = shortcut {
@@ -225,6 +262,9 @@ multiversion! {
             for o in 0..cols {
                 dl_y[o] = dl_e[r] * w[o];
             }
+            ask_row(reverse.de_y, (r + AHEAD) * ld, cols);
+            ask_row_to_write(reverse.dl_z, (r + AHEAD) * ld, cols);
+            ask_row_to_write(reverse.dl_y, (r + AHEAD) * ld, cols);
             adjoint_row(reverse, r * ld, cols, scale, sums);
         }
     }
@@ -235,6 +275,11 @@ multiversion! {
     pub fn loss_adjoint<T: Real>(extent: Extent, reverse: Reverse<T>, scale: &[T], shortcuts: Shortcuts<T>, sums: &mut Sums<T>) {
         let Extent { rows, cols, ld } = extent;
         for r in 0..rows {
+            for p in [reverse.jets.f.cast_const(), reverse.z_dot, reverse.de_y] {
+                ask_row(p, (r + AHEAD) * ld, cols);
+            }
+            ask_row_to_write(reverse.dl_z, (r + AHEAD) * ld, cols);
+            ask_shortcuts(shortcuts, r + AHEAD, cols);
             for shortcut in shortcuts.into_iter().flatten() {
                 // SAFETY: rows of the block.
                 let (dl_y, x) =
