@@ -1,7 +1,7 @@
 //! What the host does around a GPU, seen from outside: errors, memory, frames that stream, a device that is lost.
 //!
-//! A driver without a GPU (`fake/cuda.c`) stands in for the real one, so that this runs everywhere; its kernels do nothing.
-//! Results on a real GPU are checked by `tools/gpu_check.sh`.
+//! A driver without a GPU (`fake/cuda.c`) stands in for the real one, so that this runs everywhere; its kernels do nothing, or run
+//! on the CPU (`fake/emulate.h`). Results on a real GPU are checked by `tools/gpu_check.sh`.
 
 mod common;
 
@@ -15,12 +15,14 @@ use std::process::Command;
 fn fake(place: &Place, files: &[&str]) -> Option<PathBuf> {
     let folder = place.path("lib");
     std::fs::create_dir_all(&folder).unwrap();
-    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake/cuda.c");
+    let fake = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake");
     let library = folder.join(files[0]);
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-w", "-O1", "-o"])
         .arg(&library)
-        .arg(source)
+        .arg(format!("-DEMULATE_H=\"{}\"", fake.join("emulate.h").display()))
+        .arg(fake.join("cuda.c"))
+        .args(["-ldl", "-lpthread"])
         .status()
         .is_ok_and(|status| status.success());
     if !built {
@@ -199,5 +201,35 @@ fn nets_that_no_series_describes_are_trained_on_the_gpu_and_stay_without_one_aft
         assert!(!ended.stderr.contains(says), "it was found out before: {}", ended.stderr);
         let header = checkpoint::load(&place.path("model.ckpt-80.phx")).unwrap().header;
         assert_eq!(header["engine"]["direct"], true);
+    }
+}
+
+#[test]
+fn kernels_that_run_on_the_cpu_train_as_the_cpu_engine_does() {
+    let has_compiler = Command::new("c++").arg("--version").output().is_ok_and(|out| out.status.success());
+    if !has_compiler {
+        return println!("kernels_that_run_on_the_cpu: skipped, no C++ compiler");
+    }
+    // Steps are recorded from the second on, and replayed after that.
+    let place = Place::with_data();
+    place.input("input.json", &small_input(5, 1));
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    let curve = || {
+        let text = std::fs::read_to_string(place.path("lcurve.out")).unwrap();
+        let numbers =
+            |line: &str| line.split_whitespace().map(|x| x.parse::<f64>().unwrap()).collect::<Vec<_>>();
+        text.lines().filter(|line| !line.starts_with('#')).map(numbers).collect::<Vec<_>>()
+    };
+    let path = std::env::var("PATH").unwrap_or_default();
+    let on_gpu = [("FAKE_CUDA_RUNS", "1"), ("PATH", path.as_str())];
+    let ended = dp(&place, &folder, "train input.json --device cuda", &on_gpu).succeeds();
+    assert!(ended.stderr.contains("Fake GPU"), "{}", ended.stderr);
+    let emulated = curve();
+    dp(&place, &folder, "train input.json --device cpu", &[]).succeeds();
+    let cpu = curve();
+    assert!(emulated.len() >= 2 && emulated.len() == cpu.len(), "{emulated:?} {cpu:?}");
+    for (a, b) in emulated.iter().flatten().zip(cpu.iter().flatten()) {
+        // As many digits as the learning curve has.
+        assert!((a - b).abs() <= 0.011 * b.abs(), "{emulated:?} {cpu:?}");
     }
 }

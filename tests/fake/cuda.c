@@ -1,15 +1,22 @@
-/* A CUDA driver and an NVRTC without a GPU, for tests of what the host does: memory is host memory, kernels do nothing.
+/* A CUDA driver and an NVRTC without a GPU, for tests of what the host does: memory is host memory, kernels do nothing, or
+ * run on the CPU (FAKE_CUDA_RUNS): then NVRTC is the C++ compiler, with emulate.h before the source.
  *
+ *   FAKE_CUDA_RUNS      kernels run
  *   FAKE_CUDA_VERSION   version of CUDA that the driver knows (default 13000)
  *   FAKE_CUDA_DEVICES   number of GPUs (default 1)
  *   FAKE_CUDA_MEMORY    bytes of GPU memory (default 2 GB)
  *   FAKE_CUDA_LOST      the GPU is lost at this start of a recorded step; from then on everything fails
  *   FAKE_CUDA_COUNTS    file to which bytes of page-locked memory and copies from it are written at the end
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 typedef uint64_t ptr;
 #define OOM 2
@@ -117,12 +124,33 @@ int cuMemsetD8Async(ptr at, unsigned char value, size_t bytes, void *stream) {
 int cuStreamCreate(void **stream, unsigned flags) { *stream = &used; return 0; }
 int cuStreamSynchronize(void *stream) { ALIVE; return 0; }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { ALIVE; return 0; }
-int cuStreamBeginCapture_v2(void *stream, unsigned mode) { ALIVE; return 0; }
-int cuStreamEndCapture(void *stream, void **graph) { *graph = &used; return 0; }
-int cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) { *exec = &used; return 0; }
+/* A kernel that was started, or will be when its graph is. */
+struct start { void *bound; unsigned grid, threads, shared; };
+struct graph { struct start *starts; size_t n; };
+static struct graph *recording;
+int cuStreamBeginCapture_v2(void *stream, unsigned mode) {
+    ALIVE;
+    recording = calloc(1, sizeof *recording);
+    return 0;
+}
+int cuStreamEndCapture(void *stream, void **graph) { *graph = recording, recording = NULL; return 0; }
+int cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) { *exec = graph; return 0; }
+static struct {
+    void *library, *(*kernel)(const char *), *(*bind)(void *, void **);
+    void (*run)(void *, unsigned, unsigned, unsigned), (*drop)(void *);
+} emulated;
+/* One kernel at a time. */
+static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
+static void run(const struct start *start) {
+    pthread_mutex_lock(&running);
+    emulated.run(start->bound, start->grid, start->threads, start->shared);
+    pthread_mutex_unlock(&running);
+}
 int cuGraphLaunch(void *exec, void *stream) {
+    struct graph *graph = exec;
     if (++steps == number("FAKE_CUDA_LOST", 0)) is_lost = 1;
     ALIVE;
+    for (size_t k = 0; k < graph->n; k++) run(graph->starts + k);
     return 0;
 }
 int cuGraphExecDestroy(void *exec) { return 0; }
@@ -133,11 +161,36 @@ int cuEventSynchronize(void *event) { ALIVE; return 0; }
 int cuEventQuery(void *event) { ALIVE; return 0; }
 int cuEventElapsedTime(float *ms, void *a, void *b) { *ms = 0; return 0; }
 int cuEventDestroy_v2(void *event) { return 0; }
-int cuModuleLoadData(void **module, const void *code) { *module = &used; return 0; }
-int cuModuleGetFunction(void **function, void *module, const char *name) { *function = &used; return 0; }
+int cuModuleLoadData(void **module, const void *code) {
+    *module = &used;
+    if (!getenv("FAKE_CUDA_RUNS")) return 0;
+    void *library = dlopen(code, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return fprintf(stderr, "%s\n", dlerror()), 1;
+    emulated.library = library;
+    emulated.kernel = dlsym(library, "emulated_kernel"), emulated.bind = dlsym(library, "emulated_bind");
+    emulated.run = dlsym(library, "emulated_run"), emulated.drop = dlsym(library, "emulated_free");
+    return 0;
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    *function = emulated.library ? emulated.kernel(name) : &used;
+    return !*function;
+}
 int cuFuncSetAttribute(void *function, int which, int value) { return 0; }
 int cuFuncGetAttribute(int *value, int which, void *function) { *value = 0; return 0; }
-int cuLaunchKernelEx(const void *config, void *function, void **arguments, void **extra) { ALIVE; return 0; }
+int cuLaunchKernelEx(const unsigned *config, void *function, void **arguments, void **extra) {
+    ALIVE;
+    if (!emulated.library) return 0;
+    /* grid[3], block[3], bytes of shared memory */
+    struct start start = {emulated.bind(function, arguments), config[0], config[3], config[6]};
+    if (recording) {
+        recording->starts = realloc(recording->starts, ++recording->n * sizeof start);
+        recording->starts[recording->n - 1] = start;
+        return 0;
+    }
+    run(&start);
+    emulated.drop(start.bound);
+    return 0;
+}
 int cuGetErrorName(int code, const char **out) {
     *out = code == OOM ? "CUDA_ERROR_OUT_OF_MEMORY" : code == LOST ? "CUDA_ERROR_LAUNCH_FAILED" : "CUDA_ERROR";
     return 0;
@@ -148,13 +201,69 @@ int cuGetErrorString(int code, const char **out) {
 }
 
 int nvrtcVersion(int *major, int *minor) { *major = 13, *minor = 0; return 0; }
-int nvrtcCreateProgram(void **program, const char *source, const char *name, int n, const char **h, const char **i) {
-    *program = &used;
+/* Kernels of the source, as entries of a table: those with a name of their own, and those that macros of product.cu make. */
+static void write_entries(FILE *out, const char *source) {
+    static const char *kinds[] = {"NN", "NT", "TN", "NN_GATHER", "TN_GATHER"};
+    fputs("static Entry entries[] = {\n", out);
+    for (const char *at = source; (at = strstr(at, "__global__ void")); ) {
+        char name[64];
+        at += strlen("__global__ void");
+        at += strspn(at, " \n");
+        if (!strncmp(at, "__launch_bounds__", 17)) {
+            int depth = 0;
+            for (at += 17; *at && (*at != ')' || --depth); at++) depth += *at == '(';
+            at += 1 + strspn(at + 1, " \n\\");
+        }
+        if (sscanf(at, "%63[a-z0-9_]", name) == 1 && strcmp(name, "name")) fprintf(out, "KERNEL(%s)\n", name);
+    }
+    for (int k = 0; k < 5; k++)
+        for (const char *at = source; (at = strstr(at, kinds[k])); at++) {
+            char size[16], kind[16];
+            int is_word = at > source && at[-1] != '_' && strcspn(at, "(") == strlen(kinds[k]);
+            if (!is_word || sscanf(at + strlen(kinds[k]), "(%15[a-z],", size) != 1 || !strcmp(size, "size")) continue;
+            for (int i = 0; i <= (int)strlen(kinds[k]); i++) kind[i] = kinds[k][i] | (kinds[k][i] >= 'A' && kinds[k][i] <= 'Z' ? 32 : 0);
+            fprintf(out, "KERNEL(product_%s_%s)\n", size, kind);
+        }
+    fputs("};\nstatic Entry* entry_of(const char* name) {\n    for (Entry& e : entries)\n"
+          "        if (!strcmp(e.name, name)) return &e;\n    return nullptr;\n}\n", out);
+}
+
+static char folder[4000], *program;
+int nvrtcCreateProgram(void **out, const char *source, const char *name, int n, const char **h, const char **i) {
+    free(program);
+    *out = program = strdup(source);
     return 0;
 }
 int nvrtcDestroyProgram(void **program) { return 0; }
-int nvrtcCompileProgram(void *program, int n, const char **options) { return 0; }
+int nvrtcCompileProgram(void *source, int n, const char **options) {
+    if (!getenv("FAKE_CUDA_RUNS")) return 0;
+    Dl_info here;
+    char file[4096], library[4096], *arguments[200] = {"c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", library};
+    int count = 8, status;
+    dladdr(nvrtcCompileProgram, &here);
+    unsigned key = 5381;
+    for (int k = 0; k < n; k++)
+        for (const char *c = options[k]; *c; c++) key = key * 33 + *c;
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(here.dli_fname, '/') - here.dli_fname), here.dli_fname);
+    snprintf(file, sizeof file, "%s/kernels-%08x.cpp", folder, key);
+    snprintf(library, sizeof library, "%s/kernels-%08x.so", folder, key);
+    FILE *out = fopen(file, "w");
+    if (!out) return 1;
+    fprintf(out, "#include \"%s\"\n%s\n", EMULATE_H, program);
+    write_entries(out, program);
+    fclose(out);
+    for (int k = 0; k < n && count < 198; k++)
+        if (!strncmp(options[k], "-D", 2)) arguments[count++] = (char *)options[k];
+    arguments[count++] = file;
+    pid_t child = fork();
+    if (!child) execvp("c++", arguments), _exit(127);
+    if (waitpid(child, &status, 0) < 0 || status) return 1;
+    snprintf(folder, sizeof folder, "%s", library);
+    return 0;
+}
 int nvrtcGetProgramLogSize(void *program, size_t *size) { *size = 0; return 0; }
 int nvrtcGetProgramLog(void *program, char *log) { return 0; }
-int nvrtcGetCUBINSize(void *program, size_t *size) { *size = 4; return 0; }
-int nvrtcGetCUBIN(void *program, char *code) { memcpy(code, "fake", 4); return 0; }
+/* The machine code is the name of the library. */
+static const char *code(void) { return getenv("FAKE_CUDA_RUNS") ? folder : "fake"; }
+int nvrtcGetCUBINSize(void *program, size_t *size) { *size = strlen(code()) + 1; return 0; }
+int nvrtcGetCUBIN(void *program, char *out) { strcpy(out, code()); return 0; }

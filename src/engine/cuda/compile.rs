@@ -40,7 +40,8 @@ impl Numbers {
 }
 
 /// The files of one program, in the order in which they need each other.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
+    include_str!("kernels/ptx.cu"),
     include_str!("kernels/common.cu"),
     include_str!("kernels/product.cu"),
     include_str!("kernels/embedding.cu"),

@@ -1,26 +1,11 @@
-// What all kernels share. One program is made of all files of this folder, in the order of kernels.rs, for one
+// What all kernels share. One program is made of all files of this folder, in the order of compile.rs, for one
 // number type: REAL is float or double; PRODUCTS says how products of floats are made.
 //
 // The structures below stand in the same order in layout.rs; their sizes are compared when this is compiled.
 
 typedef REAL real;
-typedef unsigned int u32;
-typedef unsigned long long u64;
 
 #define FULL_WARP 0xffffffffu
-
-// Every kernel calls this before it touches what another kernel writes: it may have been brought in while the one
-// before it still ran (Device::launch_on). It waits until that one has ended and lets the next one come in. Before it a
-// kernel may read tables, and parameters where it does not follow right after an update.
-__device__ __forceinline__ void after_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-#endif
-}
-
-// Shared memory whose size the launch decides.
-extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 // One frame on the device. Row r is the r-th real atom when atoms are sorted by type.
 struct Frame {
@@ -208,7 +193,7 @@ struct Share {
     // Waits for the warps of the same row.
     __device__ __forceinline__ void sync() const {
         if (warps == 1) __syncwarp();
-        else asm volatile("bar.sync %0, %1;\n" ::"r"(1 + slot), "r"(threads) : "memory");
+        else barrier(1 + slot, threads);
     }
 };
 

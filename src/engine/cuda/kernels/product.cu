@@ -43,65 +43,14 @@ struct Products {
 static_assert(sizeof(Task) == TASK_BYTES, "Task differs from layout.rs");
 static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from layout.rs");
 
-// Copies up to 16 bytes and fills the rest of them with zeros.
-__device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(bytes));
-}
-__device__ __forceinline__ void copy_16(void* to, const void* from) {
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from));
-}
-
-// A counter in shared memory that ends a phase after so many arrivals; phases are told apart by their parity.
-__device__ __forceinline__ void phase_init(u64* at, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"((u32)__cvta_generic_to_shared(at)), "r"(arrivals));
-}
-__device__ __forceinline__ void phase_arrive(u64* at) {
-    u32 address = (u32)__cvta_generic_to_shared(at);
-    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }\n" ::"r"(address) : "memory");
-}
-// Arrives when all copies that this thread has started are there.
-__device__ __forceinline__ void phase_arrive_copied(u64* at) {
-    u32 address = (u32)__cvta_generic_to_shared(at);
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(address) : "memory");
-}
-__device__ __forceinline__ void phase_wait(u64* at, u32 parity) {
-    u32 address = (u32)__cvta_generic_to_shared(at), done;
-    do {
-        asm volatile(
-            "{ .reg .pred p; "
-#if __CUDA_ARCH__ >= 900
-            "mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
-#else
-            "mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
-#endif
-            "selp.u32 %0, 1, 0, p; }\n"
-            : "=r"(done)
-            : "r"(address), "r"(parity)
-            : "memory");
-    } while (!done);
-}
-
 // Steps of a warp along k, as deep as the instruction that multiplies.
 #define DEPTH (PRODUCTS == 16 ? 16 : 8)
 
 #if PRODUCTS != 64
-__device__ __forceinline__ u32 to_tf32(float x) {
-    u32 y;
-    asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(y) : "f"(x));
-    return y;
-}
 // The first bits of a float, and what is left of it, of which a product reads the first bits.
 __device__ __forceinline__ void two_parts(float x, u32& large, u32& small) {
     large = __float_as_uint(x) & 0xffffe000u;
     small = __float_as_uint(x - __uint_as_float(large)) + 0x1000u;  // to the nearest, when the last bits are cut
-}
-__device__ __forceinline__ void mma_tf32(float* c, const u32* a, const u32* b) {
-    asm(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #endif
 
@@ -110,30 +59,12 @@ struct AFrag { double x[4]; };
 struct BFrag { double x[2]; };
 __device__ __forceinline__ void split(AFrag&) {}
 __device__ __forceinline__ void split(BFrag&) {}
-__device__ __forceinline__ void mma(double* c, const AFrag& a, const BFrag& b) {
-#if __CUDA_ARCH__ >= 900
-    asm(
-        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-        : "d"(a.x[0]), "d"(a.x[1]), "d"(a.x[2]), "d"(a.x[3]), "d"(b.x[0]), "d"(b.x[1]));
-#else
-    for (int half = 0; half < 2; half++)
-        for (int k = 0; k < 2; k++)
-            asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};\n"
-                         : "+d"(c[2 * half]), "+d"(c[2 * half + 1])
-                         : "d"(a.x[2 * k + half]), "d"(b.x[k]));
-#endif
-}
+__device__ __forceinline__ void mma(double* c, const AFrag& a, const BFrag& b) { mma_f64(c, a.x, b.x); }
 #elif PRODUCTS == 16
 // Floats are rounded to bfloat16 on their way from shared memory; sums are made in float. A step holds two steps of eight
 // side by side: which k an element of the instruction stands for is free as long as both factors agree.
 struct AFrag { float x[8]; u32 pairs[4]; };
 struct BFrag { float x[4]; u32 pairs[2]; };
-__device__ __forceinline__ u32 to_bf16(float x, float y) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(y), "f"(x));
-    return pair;
-}
 __device__ __forceinline__ void split(AFrag& a) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a.pairs[i] = to_bf16(a.x[i / 2 * 4 + i % 2], a.x[i / 2 * 4 + i % 2 + 2]);
@@ -142,12 +73,7 @@ __device__ __forceinline__ void split(BFrag& b) {
 #pragma unroll
     for (int i = 0; i < 2; i++) b.pairs[i] = to_bf16(b.x[2 * i], b.x[2 * i + 1]);
 }
-__device__ __forceinline__ void mma(float* c, const AFrag& a, const BFrag& b) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.pairs[0]), "r"(a.pairs[1]), "r"(a.pairs[2]), "r"(a.pairs[3]), "r"(b.pairs[0]), "r"(b.pairs[1]));
-}
+__device__ __forceinline__ void mma(float* c, const AFrag& a, const BFrag& b) { mma_bf16(c, a.pairs, b.pairs); }
 #else
 // Floats are cut into tf32 parts: the large part alone (PRODUCTS 19), or large and small so that three products
 // carry all bits of a float but the last (PRODUCTS 32).

@@ -1,0 +1,207 @@
+// Kernels on a CPU: every thread of a block is a fibre, which runs until it waits for others. Blocks run one after the other.
+//
+// This stands before the kernels' own source (cuda.c puts the two together): CUDA's words, what kernels/ptx.cu has for a GPU, and the loop over threads. A tensor core's
+// product is made in double precision and rounded once, so float32 differs from a GPU's in its last bits.
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define EMULATED
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+#define __shared__ static
+
+using std::isfinite;
+using std::isnan;
+template <typename F> static inline F min(F a, F b) { return b < a ? b : a; }
+template <typename F> static inline F max(F a, F b) { return a < b ? b : a; }
+struct int4 { int x, y, z, w; };
+struct Place3 { unsigned x; };
+static Place3 threadIdx, blockIdx, blockDim, gridDim;
+alignas(16) static unsigned char shared_bytes[1 << 18];
+
+static void fail(const char* what) {
+    fprintf(stderr, "emulated GPU: %s (block %u, thread %u)\n", what, blockIdx.x, threadIdx.x);
+    abort();
+}
+
+// ---- Threads.
+
+enum State { READY, AT_BLOCK, AT_WARP, ENDED };
+static const int MOST = 1024, STACK = 1 << 16;
+static struct Fibre { jmp_buf at; ucontext_t begin; State state; bool has_begun; std::vector<char> stack; } fibres[MOST];
+static jmp_buf scheduler;
+static int current;
+static const std::function<void()>* kernel;
+
+static void wait_as(State state) {
+    int me = current;
+    fibres[me].state = state;
+    if (!_setjmp(fibres[me].at)) _longjmp(scheduler, 1);
+}
+static void begin_fibre() {
+    (*kernel)();
+    fibres[current].state = ENDED;
+    _longjmp(scheduler, 1);
+}
+static void resume(int which) {
+    current = which, threadIdx.x = which;
+    Fibre& fibre = fibres[which];
+    if (_setjmp(scheduler)) return;
+    if (fibre.has_begun) _longjmp(fibre.at, 1);
+    fibre.has_begun = true;
+    setcontext(&fibre.begin);
+}
+// True when all threads from `first` on wait for each other; they go on.
+static bool release(int first, int count, State state) {
+    int waiting = 0, ended = 0;
+    for (int t = first; t < first + count; t++) waiting += fibres[t].state == state, ended += fibres[t].state == ENDED;
+    if (!waiting || waiting + ended < count) return false;
+    for (int t = first; t < first + count; t++)
+        if (fibres[t].state == state) fibres[t].state = READY;
+    return true;
+}
+static void run_block(int threads) {
+    for (int t = 0; t < threads; t++) {
+        Fibre& fibre = fibres[t];
+        fibre.stack.resize(STACK), fibre.state = READY, fibre.has_begun = false;
+        getcontext(&fibre.begin);
+        fibre.begin.uc_stack.ss_sp = fibre.stack.data(), fibre.begin.uc_stack.ss_size = STACK, fibre.begin.uc_link = nullptr;
+        makecontext(&fibre.begin, begin_fibre, 0);
+    }
+    for (long idle = 0;;) {
+        bool any = false, goes_on = false;
+        for (int t = 0; t < threads; t++)
+            if (fibres[t].state == READY) any = true, resume(t);
+        for (int w = 0; w < threads; w += 32) goes_on |= release(w, min(32, threads - w), AT_WARP);
+        goes_on |= release(0, threads, AT_BLOCK);
+        int ended = 0;
+        for (int t = 0; t < threads; t++) ended += fibres[t].state == ENDED;
+        if (ended == threads) return;
+        if (!any && !goes_on) fail("threads wait for each other for ever");
+        // Waiting in a loop for a phase is no progress; nobody does so for long.
+        idle = goes_on ? 0 : idle + 1;
+        if (idle > 100000) fail("threads wait for a phase for ever");
+    }
+}
+
+// ---- CUDA's functions.
+
+static void __syncthreads() { wait_as(AT_BLOCK); }
+static void __syncwarp() { wait_as(AT_WARP); }
+static void __threadfence() {}
+template <typename F> static F __shfl_xor_sync(unsigned, F x, int mask) {
+    static F kept[MOST];
+    int me = current;
+    kept[me] = x;
+    __syncwarp();
+    F other = kept[me ^ mask];
+    __syncwarp();
+    return other;
+}
+template <typename F> static F __ldcg(const F* from) { return *from; }
+static unsigned atomicAdd(unsigned* at, int x) { unsigned old = *at; *at += x; return old; }
+static unsigned atomicCAS(unsigned* at, unsigned old, unsigned x) { unsigned was = *at; if (was == old) *at = x; return was; }
+template <typename To, typename From> static To bits_of(From x) { To y; static_assert(sizeof x == sizeof y, ""); memcpy(&y, &x, sizeof y); return y; }
+static double __longlong_as_double(long long x) { return bits_of<double>(x); }
+static unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
+static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
+
+// ---- What kernels/ptx.cu has for a GPU.
+
+static void after_previous() {}
+static void barrier(int which, int threads) {
+    static struct { int here; unsigned round; } barriers[16];
+    auto& b = barriers[which];
+    unsigned round = b.round;
+    if (++b.here == threads) b.here = 0, b.round++;
+    while (b.round == round) wait_as(READY);
+}
+static void copy_16(void* to, const void* from, int bytes) {
+    if ((uintptr_t)to % 16 || (bytes && (uintptr_t)from % 16)) fail("a copy of 16 bytes that does not start at one");
+    memset(to, 0, 16);
+    memcpy(to, from, bytes);
+}
+static void copy_16(void* to, const void* from) { copy_16(to, from, 16); }
+struct Phase { uint16_t arrivals, left; uint32_t parity; };
+static void phase_init(unsigned long long* at, int arrivals) { *(Phase*)at = {(uint16_t)arrivals, (uint16_t)arrivals, 0}; }
+static void phase_arrive(unsigned long long* at) {
+    Phase* phase = (Phase*)at;
+    if (--phase->left == 0) phase->left = phase->arrivals, phase->parity ^= 1;
+}
+static void phase_arrive_copied(unsigned long long* at) { phase_arrive(at); }
+static void phase_wait(unsigned long long* at, unsigned parity) {
+    while (((volatile Phase*)at)->parity == parity) wait_as(READY);
+}
+// C += A B of a warp: `element` gives a lane's e-th number of a factor for one k.
+template <typename F, typename A, typename B, typename Get> static void mma_of(F* c, const A* a, const B* b, int n_k, Get get) {
+    static double kept_a[MOST][8], kept_b[MOST][4];
+    int me = current, warp = me / 32 * 32, lane = me % 32;
+    get(kept_a[me], a, 4), get(kept_b[me], b, 2);
+    __syncwarp();
+    for (int e = 0; e < 4; e++) {
+        int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
+        double sum = c[e];
+        for (int k = 0; k < n_k; k++) {
+            int from_a = warp + row % 8 * 4 + k % 8 % 4, from_b = warp + col * 4 + k % 8 % 4, half = k / 8;
+            sum += kept_a[from_a][(row / 8 + k % 8 / 4 * 2) + 4 * half] * kept_b[from_b][k % 8 / 4 + 2 * half];
+        }
+        c[e] = (F)sum;
+    }
+    __syncwarp();
+}
+static void mma_f64(double* c, const double* a, const double* b) {
+    mma_of(c, a, b, 8, [](double* to, const double* x, int n) { for (int i = 0; i < n; i++) to[i] = x[i]; });
+}
+static unsigned to_tf32(float x) { return (bits_of<unsigned>(x) + 0x1000u) & 0xffffe000u; }
+static void mma_tf32(float* c, const unsigned* a, const unsigned* b) {
+    mma_of(c, a, b, 8, [](double* to, const unsigned* x, int n) { for (int i = 0; i < n; i++) to[i] = bits_of<float>(x[i] & 0xffffe000u); });
+}
+static unsigned to_bf16(float x, float y) {
+    auto half = [](float x) { unsigned u = bits_of<unsigned>(x); return (u + 0x7fffu + (u >> 16 & 1)) >> 16; };
+    return half(y) << 16 | half(x);
+}
+static void mma_bf16(float* c, const unsigned* a, const unsigned* b) {
+    mma_of(c, a, b, 16, [](double* to, const unsigned* x, int n) {
+        for (int i = 0; i < n; i++) to[i] = bits_of<float>(x[i] << 16), to[i + n] = bits_of<float>(x[i] & 0xffff0000u);
+    });
+}
+
+// ---- Starts.
+
+template <typename... A, size_t... I> static std::function<void()> bind_at(void (*f)(A...), void** from, std::index_sequence<I...>) {
+    std::tuple<A...> kept(*(A*)from[I]...);
+    return [f, kept] { std::apply(f, kept); };
+}
+template <typename... A> static std::function<void()> bind_to(void (*f)(A...), void** from) {
+    return bind_at(f, from, std::index_sequence_for<A...>());
+}
+struct Entry { const char* name; std::function<void()> (*bind)(void**); };
+#define KERNEL(name) {#name, [](void** from) { return bind_to(name, from); }},
+
+static Entry* entry_of(const char* name);
+extern "C" void* emulated_kernel(const char* name) { return entry_of(name); }
+extern "C" void* emulated_bind(void* entry, void** from) { return new std::function<void()>(((Entry*)entry)->bind(from)); }
+extern "C" void emulated_free(void* bound) { delete (std::function<void()>*)bound; }
+extern "C" void emulated_run(void* bound, unsigned grid, unsigned threads, unsigned shared) {
+    if (threads > MOST || shared > sizeof shared_bytes) fail("more threads or shared memory than a block can have");
+    kernel = (std::function<void()>*)bound;
+    gridDim.x = grid, blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
+        memset(shared_bytes, 0x7b, shared);  // nobody may rely on what is there
+        run_block(threads);
+    }
+}

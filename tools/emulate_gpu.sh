@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Runs a command with a GPU that is emulated on the CPU: the CUDA engine's own kernels, thread by thread (tests/fake).
+#
+#   tools/emulate_gpu.sh cargo test --release --lib engine::cuda::tests -- --test-threads=1
+#   PHALANX_DEVICE=cuda tools/emulate_gpu.sh cargo test --release --test oracle -- water
+#
+# Slow: for results, not for times. Needs a C and a C++ compiler.
+set -eu
+here=$(cd "$(dirname "$0")/.." && pwd)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cc -shared -fPIC -w -O1 -DEMULATE_H="\"$here/tests/fake/emulate.h\"" -o "$folder/libcuda.so.1" "$here/tests/fake/cuda.c" -ldl -lpthread
+cp "$folder/libcuda.so.1" "$folder/libnvrtc.so.13"
+FAKE_CUDA_RUNS=1 LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} XDG_CACHE_HOME=$folder/cache "$@"
