@@ -75,6 +75,8 @@ static int get(ptr *out, size_t bytes) {
     leave();
     if (!fits) return OOM;
     memory = calloc(1, bytes + 256);
+    /* A GPU's new memory holds anything. */
+    if (getenv("FAKE_CUDA_RUNS")) memset((char *)memory + 256, 0x7b, bytes);
     memory[0] = bytes;
     *out = (ptr)memory + 256;
     return 0;
@@ -118,7 +120,7 @@ int cuMemcpyDtoHAsync_v2(void *to, ptr from, size_t bytes, void *stream) {
 }
 int cuMemsetD8Async(ptr at, unsigned char value, size_t bytes, void *stream) {
     ALIVE;
-    if (value) memset((void *)at, value, bytes);
+    if (value || getenv("FAKE_CUDA_RUNS")) memset((void *)at, value, bytes);
     return 0;
 }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = &used; return 0; }
