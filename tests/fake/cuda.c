@@ -126,10 +126,16 @@ int cuMemsetD8Async(ptr at, unsigned char value, size_t bytes, void *stream) {
 int cuStreamCreate(void **stream, unsigned flags) { *stream = &used; return 0; }
 int cuStreamSynchronize(void *stream) { ALIVE; return 0; }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { ALIVE; return 0; }
+/* Kernels that run on the CPU: their library, and one of them. */
+struct module {
+    void *(*kernel)(const char *), *(*bind)(void *, void **);
+    void (*run)(void *, unsigned, unsigned, unsigned), (*drop)(void *);
+};
+struct function { struct module *of; void *entry; };
 /* A kernel that was started, or will be when its graph is. */
-struct start { void *bound; unsigned grid, threads, shared; };
+struct start { struct module *of; void *bound; unsigned grid, threads, shared; };
 struct graph { struct start *starts; size_t n; };
-static struct graph *recording;
+static __thread struct graph *recording;
 int cuStreamBeginCapture_v2(void *stream, unsigned mode) {
     ALIVE;
     recording = calloc(1, sizeof *recording);
@@ -137,15 +143,11 @@ int cuStreamBeginCapture_v2(void *stream, unsigned mode) {
 }
 int cuStreamEndCapture(void *stream, void **graph) { *graph = recording, recording = NULL; return 0; }
 int cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) { *exec = graph; return 0; }
-static struct {
-    void *library, *(*kernel)(const char *), *(*bind)(void *, void **);
-    void (*run)(void *, unsigned, unsigned, unsigned), (*drop)(void *);
-} emulated;
 /* One kernel at a time. */
 static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
 static void run(const struct start *start) {
     pthread_mutex_lock(&running);
-    emulated.run(start->bound, start->grid, start->threads, start->shared);
+    start->of->run(start->bound, start->grid, start->threads, start->shared);
     pthread_mutex_unlock(&running);
 }
 int cuGraphLaunch(void *exec, void *stream) {
@@ -168,29 +170,32 @@ int cuModuleLoadData(void **module, const void *code) {
     if (!getenv("FAKE_CUDA_RUNS")) return 0;
     void *library = dlopen(code, RTLD_NOW | RTLD_LOCAL);
     if (!library) return fprintf(stderr, "%s\n", dlerror()), 1;
-    emulated.library = library;
-    emulated.kernel = dlsym(library, "emulated_kernel"), emulated.bind = dlsym(library, "emulated_bind");
-    emulated.run = dlsym(library, "emulated_run"), emulated.drop = dlsym(library, "emulated_free");
+    struct module *made = *module = calloc(1, sizeof *made);
+    made->kernel = dlsym(library, "emulated_kernel"), made->bind = dlsym(library, "emulated_bind");
+    made->run = dlsym(library, "emulated_run"), made->drop = dlsym(library, "emulated_free");
     return 0;
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
-    *function = emulated.library ? emulated.kernel(name) : &used;
-    return !*function;
+    struct function *made = *function = calloc(1, sizeof *made);
+    if (!getenv("FAKE_CUDA_RUNS")) return 0;
+    made->of = module, made->entry = made->of->kernel(name);
+    return !made->entry;
 }
 int cuFuncSetAttribute(void *function, int which, int value) { return 0; }
 int cuFuncGetAttribute(int *value, int which, void *function) { *value = 0; return 0; }
-int cuLaunchKernelEx(const unsigned *config, void *function, void **arguments, void **extra) {
+int cuLaunchKernelEx(const unsigned *config, struct function *function, void **arguments, void **extra) {
     ALIVE;
-    if (!emulated.library) return 0;
+    if (!function->of) return 0;
     /* grid[3], block[3], bytes of shared memory */
-    struct start start = {emulated.bind(function, arguments), config[0], config[3], config[6]};
+    void *bound = function->of->bind(function->entry, arguments);
+    struct start start = {function->of, bound, config[0], config[3], config[6]};
     if (recording) {
         recording->starts = realloc(recording->starts, ++recording->n * sizeof start);
         recording->starts[recording->n - 1] = start;
         return 0;
     }
     run(&start);
-    emulated.drop(start.bound);
+    function->of->drop(bound);
     return 0;
 }
 int cuGetErrorName(int code, const char **out) {
@@ -206,7 +211,7 @@ int nvrtcVersion(int *major, int *minor) { *major = 13, *minor = 0; return 0; }
 /* Kernels of the source, as entries of a table: those with a name of their own, and those that macros of product.cu make. */
 static void write_entries(FILE *out, const char *source) {
     static const char *kinds[] = {"NN", "NT", "TN", "NN_GATHER", "TN_GATHER"};
-    fputs("static Entry entries[] = {\n", out);
+    fputs("namespace emulated {\nstatic Entry entries[] = {\n", out);
     for (const char *at = source; (at = strstr(at, "__global__ void")); ) {
         char name[64];
         at += strlen("__global__ void");
@@ -227,45 +232,44 @@ static void write_entries(FILE *out, const char *source) {
             fprintf(out, "KERNEL(product_%s_%s)\n", size, kind);
         }
     fputs("};\nstatic Entry* entry_of(const char* name) {\n    for (Entry& e : entries)\n"
-          "        if (!strcmp(e.name, name)) return &e;\n    return nullptr;\n}\n", out);
+          "        if (!strcmp(e.name, name)) return &e;\n    return nullptr;\n}\n}\n", out);
 }
 
-static char folder[4000], *program;
-int nvrtcCreateProgram(void **out, const char *source, const char *name, int n, const char **h, const char **i) {
-    free(program);
-    *out = program = strdup(source);
+/* The library that this thread made last. */
+static __thread char library[4096];
+int nvrtcCreateProgram(void **program, const char *source, const char *name, int n, const char **h, const char **i) {
+    *program = strdup(source);
     return 0;
 }
-int nvrtcDestroyProgram(void **program) { return 0; }
+int nvrtcDestroyProgram(void **program) {
+    free(*program);
+    return 0;
+}
 int nvrtcCompileProgram(void *source, int n, const char **options) {
     if (!getenv("FAKE_CUDA_RUNS")) return 0;
+    static int made;
     Dl_info here;
-    char file[4096], library[4096], *arguments[200] = {"c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", library};
-    int count = 8, status;
+    char file[4096], *arguments[200] = {"c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", library};
+    int count = 8, status, key = __sync_fetch_and_add(&made, 1);
     dladdr(nvrtcCompileProgram, &here);
-    unsigned key = 5381;
-    for (int k = 0; k < n; k++)
-        for (const char *c = options[k]; *c; c++) key = key * 33 + *c;
-    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(here.dli_fname, '/') - here.dli_fname), here.dli_fname);
-    snprintf(file, sizeof file, "%s/kernels-%08x.cpp", folder, key);
-    snprintf(library, sizeof library, "%s/kernels-%08x.so", folder, key);
+    int folder = (int)(strrchr(here.dli_fname, '/') - here.dli_fname);
+    snprintf(file, sizeof file, "%.*s/kernels-%d-%d.cpp", folder, here.dli_fname, getpid(), key);
+    snprintf(library, sizeof library, "%.*s/kernels-%d-%d.so", folder, here.dli_fname, getpid(), key);
     FILE *out = fopen(file, "w");
     if (!out) return 1;
-    fprintf(out, "#include \"%s\"\n%s\n", EMULATE_H, program);
-    write_entries(out, program);
+    fprintf(out, "#include \"%s\"\n%s\n", EMULATE_H, (const char *)source);
+    write_entries(out, source);
     fclose(out);
     for (int k = 0; k < n && count < 198; k++)
         if (!strncmp(options[k], "-D", 2)) arguments[count++] = (char *)options[k];
     arguments[count++] = file;
     pid_t child = fork();
     if (!child) execvp("c++", arguments), _exit(127);
-    if (waitpid(child, &status, 0) < 0 || status) return 1;
-    snprintf(folder, sizeof folder, "%s", library);
-    return 0;
+    return waitpid(child, &status, 0) < 0 || status;
 }
 int nvrtcGetProgramLogSize(void *program, size_t *size) { *size = 0; return 0; }
 int nvrtcGetProgramLog(void *program, char *log) { return 0; }
 /* The machine code is the name of the library. */
-static const char *code(void) { return getenv("FAKE_CUDA_RUNS") ? folder : "fake"; }
+static const char *code(void) { return getenv("FAKE_CUDA_RUNS") ? library : "fake"; }
 int nvrtcGetCUBINSize(void *program, size_t *size) { *size = strlen(code()) + 1; return 0; }
 int nvrtcGetCUBIN(void *program, char *out) { strcpy(out, code()); return 0; }

@@ -1,7 +1,8 @@
 // Kernels on a CPU: every thread of a block is a fibre, which runs until it waits for others. Blocks run one after the other.
 //
-// This stands before the kernels' own source (cuda.c puts the two together): CUDA's words, what kernels/ptx.cu has for a GPU, and the loop over threads. A tensor core's
-// product is made in double precision and rounded once, so float32 differs from a GPU's in its last bits.
+// This stands before the kernels' own source (cuda.c puts the two together): CUDA's words, what kernels/ptx.cu has for a GPU,
+// and the loop over threads. A tensor core's product is made in double precision and rounded once, so float32 differs from a
+// GPU's in its last bits.
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -29,10 +30,10 @@ using std::isnan;
 template <typename F> static inline F min(F a, F b) { return b < a ? b : a; }
 template <typename F> static inline F max(F a, F b) { return a < b ? b : a; }
 struct int4 { int x, y, z, w; };
-struct Place3 { unsigned x; };
-static Place3 threadIdx, blockIdx, blockDim, gridDim;
+static struct { unsigned x; } threadIdx, blockIdx, blockDim, gridDim;
 alignas(16) static unsigned char shared_bytes[1 << 18];
 
+namespace emulated {
 static void fail(const char* what) {
     fprintf(stderr, "emulated GPU: %s (block %u, thread %u)\n", what, blockIdx.x, threadIdx.x);
     abort();
@@ -98,14 +99,17 @@ static void run_block(int threads) {
     }
 }
 
+}  // namespace emulated
+using emulated::wait_as;
+
 // ---- CUDA's functions.
 
-static void __syncthreads() { wait_as(AT_BLOCK); }
-static void __syncwarp() { wait_as(AT_WARP); }
+static void __syncthreads() { wait_as(emulated::AT_BLOCK); }
+static void __syncwarp() { wait_as(emulated::AT_WARP); }
 static void __threadfence() {}
 template <typename F> static F __shfl_xor_sync(unsigned, F x, int mask) {
-    static F kept[MOST];
-    int me = current;
+    static F kept[emulated::MOST];
+    int me = emulated::current;
     kept[me] = x;
     __syncwarp();
     F other = kept[me ^ mask];
@@ -115,7 +119,12 @@ template <typename F> static F __shfl_xor_sync(unsigned, F x, int mask) {
 template <typename F> static F __ldcg(const F* from) { return *from; }
 static unsigned atomicAdd(unsigned* at, int x) { unsigned old = *at; *at += x; return old; }
 static unsigned atomicCAS(unsigned* at, unsigned old, unsigned x) { unsigned was = *at; if (was == old) *at = x; return was; }
-template <typename To, typename From> static To bits_of(From x) { To y; static_assert(sizeof x == sizeof y, ""); memcpy(&y, &x, sizeof y); return y; }
+template <typename To, typename From> static To bits_of(From x) {
+    static_assert(sizeof(From) == sizeof(To), "bits of the same size");
+    To y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
 static double __longlong_as_double(long long x) { return bits_of<double>(x); }
 static unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
 static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
@@ -128,28 +137,30 @@ static void barrier(int which, int threads) {
     auto& b = barriers[which];
     unsigned round = b.round;
     if (++b.here == threads) b.here = 0, b.round++;
-    while (b.round == round) wait_as(READY);
+    while (b.round == round) wait_as(emulated::READY);
 }
 static void copy_16(void* to, const void* from, int bytes) {
-    if ((uintptr_t)to % 16 || (bytes && (uintptr_t)from % 16)) fail("a copy of 16 bytes that does not start at one");
+    if ((uintptr_t)to % 16 || (bytes && (uintptr_t)from % 16)) emulated::fail("a copy of 16 bytes that does not start at one");
     memset(to, 0, 16);
     memcpy(to, from, bytes);
 }
 static void copy_16(void* to, const void* from) { copy_16(to, from, 16); }
+namespace emulated {
 struct Phase { uint16_t arrivals, left; uint32_t parity; };
-static void phase_init(unsigned long long* at, int arrivals) { *(Phase*)at = {(uint16_t)arrivals, (uint16_t)arrivals, 0}; }
+}
+static void phase_init(unsigned long long* at, int arrivals) { *(emulated::Phase*)at = {(uint16_t)arrivals, (uint16_t)arrivals, 0}; }
 static void phase_arrive(unsigned long long* at) {
-    Phase* phase = (Phase*)at;
+    emulated::Phase* phase = (emulated::Phase*)at;
     if (--phase->left == 0) phase->left = phase->arrivals, phase->parity ^= 1;
 }
 static void phase_arrive_copied(unsigned long long* at) { phase_arrive(at); }
 static void phase_wait(unsigned long long* at, unsigned parity) {
-    while (((volatile Phase*)at)->parity == parity) wait_as(READY);
+    while (((volatile emulated::Phase*)at)->parity == parity) wait_as(emulated::READY);
 }
-// C += A B of a warp: `element` gives a lane's e-th number of a factor for one k.
+// C += A B of a warp; `get` makes doubles of a lane's elements of a factor.
 template <typename F, typename A, typename B, typename Get> static void mma_of(F* c, const A* a, const B* b, int n_k, Get get) {
-    static double kept_a[MOST][8], kept_b[MOST][4];
-    int me = current, warp = me / 32 * 32, lane = me % 32;
+    static double kept_a[emulated::MOST][8], kept_b[emulated::MOST][4];
+    int me = emulated::current, warp = me / 32 * 32, lane = me % 32;
     get(kept_a[me], a, 4), get(kept_b[me], b, 2);
     __syncwarp();
     for (int e = 0; e < 4; e++) {
@@ -182,7 +193,9 @@ static void mma_bf16(float* c, const unsigned* a, const unsigned* b) {
 
 // ---- Starts.
 
-template <typename... A, size_t... I> static std::function<void()> bind_at(void (*f)(A...), void** from, std::index_sequence<I...>) {
+namespace emulated {
+template <typename... A, size_t... I>
+static std::function<void()> bind_at(void (*f)(A...), void** from, std::index_sequence<I...>) {
     std::tuple<A...> kept(*(A*)from[I]...);
     return [f, kept] { std::apply(f, kept); };
 }
@@ -190,18 +203,21 @@ template <typename... A> static std::function<void()> bind_to(void (*f)(A...), v
     return bind_at(f, from, std::index_sequence_for<A...>());
 }
 struct Entry { const char* name; std::function<void()> (*bind)(void**); };
-#define KERNEL(name) {#name, [](void** from) { return bind_to(name, from); }},
-
 static Entry* entry_of(const char* name);
-extern "C" void* emulated_kernel(const char* name) { return entry_of(name); }
-extern "C" void* emulated_bind(void* entry, void** from) { return new std::function<void()>(((Entry*)entry)->bind(from)); }
+}  // namespace emulated
+#define KERNEL(name) {#name, [](void** from) { return emulated::bind_to(name, from); }},
+
+extern "C" void* emulated_kernel(const char* name) { return emulated::entry_of(name); }
+extern "C" void* emulated_bind(void* entry, void** from) {
+    return new std::function<void()>(((emulated::Entry*)entry)->bind(from));
+}
 extern "C" void emulated_free(void* bound) { delete (std::function<void()>*)bound; }
 extern "C" void emulated_run(void* bound, unsigned grid, unsigned threads, unsigned shared) {
-    if (threads > MOST || shared > sizeof shared_bytes) fail("more threads or shared memory than a block can have");
-    kernel = (std::function<void()>*)bound;
+    if (threads > emulated::MOST || shared > sizeof shared_bytes) emulated::fail("more threads or shared memory than a block can have");
+    emulated::kernel = (std::function<void()>*)bound;
     gridDim.x = grid, blockDim.x = threads;
     for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
         memset(shared_bytes, 0x7b, shared);  // nobody may rely on what is there
-        run_block(threads);
+        emulated::run_block(threads);
     }
 }

@@ -20,7 +20,9 @@ typedef unsigned long long u64;
 // Kinds of errors: E, E_PER_ATOM, F, S, Q, D, D_PER_ATOM; each has a sum of absolutes, of squares, and a loss.
 #define KINDS 7
 
+#ifndef EMULATED  // tests/fake/emulate.h has its own
 extern __shared__ __align__(16) unsigned char shared_bytes[];
+#endif
 
 // Where a structure of the batch lies on the device and in the batch.
 struct Entry {
