@@ -44,11 +44,17 @@ pub fn product<T: Real>(
     n: usize,
     k: usize,
 ) {
+    let c = with_room(c, ldc, m, n);
+    // SAFETY: C is ours alone and has room.
+    unsafe { product_into(c, ldc, accumulate, a, b, ldb, m, n, k) }
+}
+
+/// Where C `[m, n]` starts, which fits into the memory given.
+fn with_room<T>(c: &mut [T], ldc: usize, m: usize, n: usize) -> *mut T {
     if m > 0 && n > 0 {
         assert!(c.len() >= (m - 1) * ldc + n, "C has room for the product");
     }
-    // SAFETY: C is ours alone and has room.
-    unsafe { product_into(c.as_mut_ptr(), ldc, accumulate, a, b, ldb, m, n, k) }
+    c.as_mut_ptr()
 }
 
 /// Memory that is fetched into the second cache while a product is computed.
@@ -94,11 +100,9 @@ pub fn product_meanwhile<T: Real>(
     k: usize,
     meanwhile: Meanwhile,
 ) {
-    if m > 0 && n > 0 {
-        assert!(c.len() >= (m - 1) * ldc + n, "C has room for the product");
-    }
+    let c = with_room(c, ldc, m, n);
     // SAFETY: C is ours alone and has room.
-    unsafe { checked(c.as_mut_ptr(), ldc, false, false, a, b, ldb, m, n, k, meanwhile) }
+    unsafe { checked(c, ldc, false, false, a, b, ldb, m, n, k, meanwhile) }
 }
 
 /// As [`product`], for a block of a matrix whose other columns are written by other threads.
