@@ -129,11 +129,11 @@ int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { ALIVE; return
 /* Kernels that run on the CPU: their library, and one of them. */
 struct module {
     void *(*kernel)(const char *), *(*bind)(void *, void **);
-    void (*run)(void *, unsigned, unsigned, unsigned), (*drop)(void *);
+    void (*run)(void *, unsigned, unsigned, unsigned, unsigned), (*drop)(void *);
 };
 struct function { struct module *of; void *entry; };
 /* A kernel that was started, or will be when its graph is. */
-struct start { struct module *of; void *bound; unsigned grid, threads, shared; };
+struct start { struct module *of; void *bound; unsigned grid, threads, shared, team; };
 struct graph { struct start *starts; size_t n; };
 static __thread struct graph *recording;
 int cuStreamBeginCapture_v2(void *stream, unsigned mode) {
@@ -147,7 +147,7 @@ int cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) { *exe
 static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
 static void run(const struct start *start) {
     pthread_mutex_lock(&running);
-    start->of->run(start->bound, start->grid, start->threads, start->shared);
+    start->of->run(start->bound, start->grid, start->threads, start->shared, start->team);
     pthread_mutex_unlock(&running);
 }
 int cuGraphLaunch(void *exec, void *stream) {
@@ -183,12 +183,15 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
 }
 int cuFuncSetAttribute(void *function, int which, int value) { return 0; }
 int cuFuncGetAttribute(int *value, int which, void *function) { *value = 0; return 0; }
-int cuLaunchKernelEx(const unsigned *config, struct function *function, void **arguments, void **extra) {
+struct attribute { unsigned id, padding, value[16]; };
+struct config { unsigned grid[3], block[3], shared; void *stream; const struct attribute *attributes; unsigned n_attributes; };
+int cuLaunchKernelEx(const struct config *config, struct function *function, void **arguments, void **extra) {
     ALIVE;
     if (!function->of) return 0;
-    /* grid[3], block[3], bytes of shared memory */
     void *bound = function->of->bind(function->entry, arguments);
-    struct start start = {function->of, bound, config[0], config[3], config[6]};
+    struct start start = {function->of, bound, config->grid[0], config->block[0], config->shared, 1};
+    for (unsigned k = 0; k < config->n_attributes; k++)
+        if (config->attributes[k].id == 4) start.team = config->attributes[k].value[0]; /* the size of a cluster */
     if (recording) {
         recording->starts = realloc(recording->starts, ++recording->n * sizeof start);
         recording->starts[recording->n - 1] = start;
@@ -210,7 +213,7 @@ int cuGetErrorString(int code, const char **out) {
 int nvrtcVersion(int *major, int *minor) { *major = 13, *minor = 0; return 0; }
 /* Kernels of the source, as entries of a table: those with a name of their own, and those that macros of product.cu make. */
 static void write_entries(FILE *out, const char *source) {
-    static const char *kinds[] = {"NN", "NT", "TN", "NN_GATHER", "TN_GATHER"};
+    static const char *kinds[] = {"NN", "NT", "TN", "NN_GATHER", "TN_GATHER", "NN_TEAM"};
     fputs("namespace emulated {\nstatic Entry entries[] = {\n", out);
     for (const char *at = source; (at = strstr(at, "__global__ void")); ) {
         char name[64];
@@ -223,7 +226,7 @@ static void write_entries(FILE *out, const char *source) {
         }
         if (sscanf(at, "%63[a-z0-9_]", name) == 1 && strcmp(name, "name")) fprintf(out, "KERNEL(%s)\n", name);
     }
-    for (int k = 0; k < 5; k++)
+    for (int k = 0; k < 6; k++)
         for (const char *at = source; (at = strstr(at, kinds[k])); at++) {
             char size[16], kind[16];
             int is_word = at > source && at[-1] != '_' && strcspn(at, "(") == strlen(kinds[k]);

@@ -1,8 +1,10 @@
-// Kernels on a CPU: every thread of a block is a fibre, which runs until it waits for others. Blocks run one after the other.
+// Kernels on a CPU: every thread of a block is a fibre, which runs until it waits for others. Blocks run one after the other;
+// those of a cluster side by side, in threads of the operating system.
 //
 // This stands before the kernels' own source (cuda.c puts the two together): CUDA's words, what kernels/ptx.cu has for a GPU,
 // and the loop over threads. A tensor core's product is made in double precision and rounded once, so float32 differs from a
 // GPU's in its last bits.
+#include <atomic>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -10,6 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <sched.h>
+#include <thread>
 #include <tuple>
 #include <ucontext.h>
 #include <utility>
@@ -23,15 +28,16 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-#define __shared__ static
+#define __shared__ static thread_local
 
 using std::isfinite;
 using std::isnan;
 template <typename F> static inline F min(F a, F b) { return b < a ? b : a; }
 template <typename F> static inline F max(F a, F b) { return a < b ? b : a; }
 struct int4 { int x, y, z, w; };
-static struct { unsigned x; } threadIdx, blockIdx, blockDim, gridDim;
-alignas(16) static unsigned char shared_bytes[1 << 18];
+static struct { unsigned x; } blockDim, gridDim;
+static thread_local struct { unsigned x; } threadIdx, blockIdx;
+alignas(16) static thread_local unsigned char shared_bytes[1 << 18];
 
 namespace emulated {
 static void fail(const char* what) {
@@ -43,10 +49,12 @@ static void fail(const char* what) {
 
 enum State { READY, AT_BLOCK, AT_WARP, ENDED };
 static const int MOST = 1024, STACK = 1 << 16;
-static struct Fibre { jmp_buf at; ucontext_t begin; State state; bool has_begun; std::vector<char> stack; } fibres[MOST];
-static jmp_buf scheduler;
-static int current;
+struct Fibre { jmp_buf at; ucontext_t begin; State state; bool has_begun; unsigned long arrivals; std::unique_ptr<char[]> stack; };
+static thread_local Fibre fibres[MOST];
+static thread_local jmp_buf scheduler;
+static thread_local int current;
 static const std::function<void()>* kernel;
+static int team_size = 1;
 
 static void wait_as(State state) {
     int me = current;
@@ -78,9 +86,10 @@ static bool release(int first, int count, State state) {
 static void run_block(int threads) {
     for (int t = 0; t < threads; t++) {
         Fibre& fibre = fibres[t];
-        fibre.stack.resize(STACK), fibre.state = READY, fibre.has_begun = false;
+        if (!fibre.stack) fibre.stack.reset(new char[STACK]);
+        fibre.state = READY, fibre.has_begun = false, fibre.arrivals = 0;
         getcontext(&fibre.begin);
-        fibre.begin.uc_stack.ss_sp = fibre.stack.data(), fibre.begin.uc_stack.ss_size = STACK, fibre.begin.uc_link = nullptr;
+        fibre.begin.uc_stack.ss_sp = fibre.stack.get(), fibre.begin.uc_stack.ss_size = STACK, fibre.begin.uc_link = nullptr;
         makecontext(&fibre.begin, begin_fibre, 0);
     }
     for (long idle = 0;;) {
@@ -93,10 +102,27 @@ static void run_block(int threads) {
         for (int t = 0; t < threads; t++) ended += fibres[t].state == ENDED;
         if (ended == threads) return;
         if (!any && !goes_on) fail("threads wait for each other for ever");
-        // Waiting in a loop for a phase is no progress; nobody does so for long.
+        // Waiting in a loop for a phase is no progress; nobody does so for long, unless for blocks of other threads.
         idle = goes_on ? 0 : idle + 1;
-        if (idle > 100000) fail("threads wait for a phase for ever");
+        if (idle > (team_size > 1 ? 10000000 : 100000)) fail("threads wait for a phase for ever");
+        if (team_size > 1) sched_yield();
     }
+}
+
+// ---- Clusters.
+
+static std::atomic<unsigned long> team_arrivals;
+static unsigned char* team_memory[16];
+static void run_team(int first, int threads, int shared) {
+    std::vector<std::thread> blocks;
+    team_arrivals = 0;
+    for (int member = 0; member < team_size; member++)
+        blocks.emplace_back([=] {
+            blockIdx.x = first + member, team_memory[member] = shared_bytes;
+            memset(shared_bytes, 0x7b, shared);
+            run_block(threads);
+        });
+    for (std::thread& block : blocks) block.join();
 }
 
 }  // namespace emulated
@@ -108,7 +134,7 @@ static void __syncthreads() { wait_as(emulated::AT_BLOCK); }
 static void __syncwarp() { wait_as(emulated::AT_WARP); }
 static void __threadfence() {}
 template <typename F> static F __shfl_xor_sync(unsigned, F x, int mask) {
-    static F kept[emulated::MOST];
+    static thread_local F kept[emulated::MOST];
     int me = emulated::current;
     kept[me] = x;
     __syncwarp();
@@ -133,11 +159,23 @@ static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
 
 static void after_previous() {}
 static void barrier(int which, int threads) {
-    static struct { int here; unsigned round; } barriers[16];
+    static thread_local struct { int here; unsigned round; } barriers[16];
     auto& b = barriers[which];
     unsigned round = b.round;
     if (++b.here == threads) b.here = 0, b.round++;
     while (b.round == round) wait_as(emulated::READY);
+}
+static void team_arrive() {
+    emulated::fibres[emulated::current].arrivals++;
+    emulated::team_arrivals++;
+}
+// Nobody arrives again before all have.
+static void team_wait() {
+    unsigned long all = emulated::fibres[emulated::current].arrivals * emulated::team_size * blockDim.x;
+    while (emulated::team_arrivals < all) wait_as(emulated::READY);
+}
+static const void* of_member(const void* own, int member) {
+    return emulated::team_memory[member] + ((const unsigned char*)own - shared_bytes);
 }
 static void copy_16(void* to, const void* from, int bytes) {
     if ((uintptr_t)to % 16 || (bytes && (uintptr_t)from % 16)) emulated::fail("a copy of 16 bytes that does not start at one");
@@ -159,7 +197,7 @@ static void phase_wait(unsigned long long* at, unsigned parity) {
 }
 // C += A B of a warp; `get` makes doubles of a lane's elements of a factor.
 template <typename F, typename A, typename B, typename Get> static void mma_of(F* c, const A* a, const B* b, int n_k, Get get) {
-    static double kept_a[emulated::MOST][8], kept_b[emulated::MOST][4];
+    static thread_local double kept_a[emulated::MOST][8], kept_b[emulated::MOST][4];
     int me = emulated::current, warp = me / 32 * 32, lane = me % 32;
     get(kept_a[me], a, 4), get(kept_b[me], b, 2);
     __syncwarp();
@@ -212,10 +250,13 @@ extern "C" void* emulated_bind(void* entry, void** from) {
     return new std::function<void()>(((emulated::Entry*)entry)->bind(from));
 }
 extern "C" void emulated_free(void* bound) { delete (std::function<void()>*)bound; }
-extern "C" void emulated_run(void* bound, unsigned grid, unsigned threads, unsigned shared) {
+extern "C" void emulated_run(void* bound, unsigned grid, unsigned threads, unsigned shared, unsigned team) {
     if (threads > emulated::MOST || shared > sizeof shared_bytes) emulated::fail("more threads or shared memory than a block can have");
     emulated::kernel = (std::function<void()>*)bound;
-    gridDim.x = grid, blockDim.x = threads;
+    if (team > 16 || grid % team) emulated::fail("a grid that is no whole number of clusters");
+    gridDim.x = grid, blockDim.x = threads, emulated::team_size = team;
+    for (unsigned first = 0; team > 1 && first < grid; first += team) emulated::run_team(first, threads, shared);
+    if (team > 1) return;
     for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
         memset(shared_bytes, 0x7b, shared);  // nobody may rely on what is there
         emulated::run_block(threads);

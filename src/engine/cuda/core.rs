@@ -24,6 +24,8 @@ use std::sync::Arc;
 const MAX_FRAMES: usize = 1 << 16;
 /// Values of losses that are kept on the device.
 pub const PLACES: usize = 1024;
+/// Blocks of an update on each multiprocessor, where other kernels run beside it.
+const BLOCKS_BESIDE: usize = 2;
 /// Bytes before the slots of a turn.
 pub const TURN_HEADER: usize = 128;
 
@@ -482,7 +484,7 @@ impl Core {
             Gradient::Pieces(shape) => (2, shape.views.ptr()),
         };
         let (n_views, status, n_params) = (self.n_views as i32, net.status.ptr(), net.n_params as u64);
-        let (n_squares, first_block) = (n_squares as i32, blocks.start as i32);
+        let (n_squares, first_block, end_block) = (n_squares as i32, blocks.start as i32, blocks.end as i32);
         let arguments = arguments![
             params,
             first,
@@ -496,9 +498,13 @@ impl Core {
             turn,
             status,
             moves,
-            first_block
+            first_block,
+            end_block
         ];
-        self.device.launch_on(stream, "adam", blocks.len(), 256, 0, arguments)
+        // Beside other work not more than stay together on the GPU, so that the others find room.
+        let beside = matches!(from, Gradient::Pieces(_));
+        let most = if beside { BLOCKS_BESIDE * self.device.multiprocessors } else { blocks.len() };
+        self.device.launch_on(stream, "adam", blocks.len().min(most), 256, 0, arguments)
     }
 
     /// Copies parameters to the device and to where the nets read them.

@@ -19,6 +19,8 @@ const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 /// From these on a kernel may be brought in while the one before it runs, also in recorded steps.
 const OVERLAP_CAPABILITY: (i32, i32) = (9, 0);
 const OVERLAP_DRIVER: c_int = 12030;
+/// From these on blocks come in clusters.
+const TEAM_CAPABILITY: (i32, i32) = (9, 0);
 
 /// The driver of this machine.
 pub struct Cuda {
@@ -132,6 +134,19 @@ impl Stream {
     }
 }
 
+/// How a kernel is started.
+#[derive(Clone, Copy)]
+pub(super) struct Launch {
+    /// Blocks.
+    pub grid: usize,
+    /// Threads of a block.
+    pub threads: usize,
+    /// Bytes of shared memory of a block.
+    pub shared: usize,
+    /// Blocks that run at the same time and can wait for each other (a cluster).
+    pub team: usize,
+}
+
 /// One GPU with the kernels for one kind of number.
 pub struct Device {
     cuda: Arc<Cuda>,
@@ -141,6 +156,8 @@ pub struct Device {
     held: [AtomicBool; STREAMS],
     /// Kernels wait for the one before them themselves, so that they may be brought in while it still runs.
     overlaps: bool,
+    /// Blocks can wait for each other in teams.
+    pub teams: bool,
     module: Handle,
     functions: Mutex<HashMap<&'static str, usize>>,
     pub index: usize,
@@ -165,6 +182,7 @@ impl Device {
     ) -> Result<Arc<Device>> {
         let mut device = Self::new(cuda, index, numbers)?;
         device.overlaps = env("PHALANX_OVERLAP").is_none_or(|value| value != "0");
+        device.teams = env("PHALANX_TEAMS").is_none_or(|value| value != "0");
         device.started(&|capability| compile::cubin(numbers, capability, env))
     }
 
@@ -187,6 +205,7 @@ impl Device {
             streams: [null; STREAMS],
             held: Default::default(),
             overlaps: false,
+            teams: false,
             module: null,
             functions: Mutex::default(),
             index,
@@ -231,6 +250,7 @@ impl Device {
         self.multiprocessors = attribute(sys::ATTRIBUTE_MULTIPROCESSORS, id)? as usize;
         self.max_shared = attribute(sys::ATTRIBUTE_SHARED_OPTIN, id)? as usize;
         self.overlaps &= capability >= OVERLAP_CAPABILITY && cuda.version >= OVERLAP_DRIVER;
+        self.teams &= capability >= TEAM_CAPABILITY;
         let code = program(capability)?;
         let (mut context, mut pool) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the out-pointers are valid; the code is a whole cubin that outlives the call.
@@ -354,31 +374,57 @@ impl Device {
         shared_bytes: usize,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
+        self.launch_as(
+            stream,
+            name,
+            Launch { grid, threads: block, shared: shared_bytes, team: 1 },
+            arguments,
+        )
+    }
+
+    /// [`Device::launch_on`] with all that can be said of a launch.
+    pub(super) fn launch_as(
+        &self,
+        stream: Stream,
+        name: &'static str,
+        launch: Launch,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let Launch { grid, threads, shared, team } = launch;
         if grid == 0 {
             return Ok(());
         }
         let function = self.function(name)?;
         // A wait for another stream is for the whole of what it waits for.
         let overlaps = self.overlaps & !self.held[stream.number].swap(false, Ordering::Relaxed);
-        let attribute = sys::LaunchAttribute {
-            id: sys::LAUNCH_PROGRAMMATIC_SERIALIZATION,
-            padding: 0,
-            value: 1,
-            rest: [0; 15],
+        let attribute = |id, value| sys::LaunchAttribute { id, padding: 0, value };
+        let mut attributes = [attribute(0, [0; 16]); 2];
+        let mut n_attributes = 0;
+        let mut add = |id, value: [c_int; 3]| {
+            let mut whole = [0; 16];
+            whole[..3].copy_from_slice(&value);
+            attributes[n_attributes] = attribute(id, whole);
+            n_attributes += 1;
         };
+        if overlaps {
+            add(sys::LAUNCH_PROGRAMMATIC_SERIALIZATION, [1, 0, 0]);
+        }
+        if team > 1 {
+            add(sys::LAUNCH_CLUSTER_DIMENSION, [team as c_int, 1, 1]);
+        }
         let config = sys::LaunchConfig {
             grid: [grid as u32, 1, 1],
-            block: [block as u32, 1, 1],
-            shared_bytes: shared_bytes as u32,
+            block: [threads as u32, 1, 1],
+            shared_bytes: shared as u32,
             stream: stream.handle(),
-            attributes: &attribute,
-            n_attributes: u32::from(overlaps),
+            attributes: attributes.as_ptr(),
+            n_attributes: n_attributes as u32,
         };
         // SAFETY: the callers of this module pass what the kernels declare; see layout.rs for the structures.
         let code = unsafe {
             (self.driver().launch_kernel)(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
         };
-        self.check(code, &format!("start the kernel {name} ({grid} blocks, {shared_bytes} bytes shared)"))
+        self.check(code, &format!("start the kernel {name} ({grid} blocks, {shared} bytes shared)"))
     }
 
     /// Waits until the main stream has done all its work.

@@ -1,7 +1,7 @@
 //! Chooses tiles for dense products and cuts long ones into pieces.
 
 use super::compile::Numbers;
-use super::device::{Device, Stream, arguments};
+use super::device::{Device, Launch, Stream, arguments};
 use super::layout::{Kind, MAX_TASKS, Products, Task};
 use super::sys::DevicePtr;
 use crate::Result;
@@ -79,6 +79,18 @@ const HALF: [Sizes; 6] = [
     ([128, 240, 32], [2, 6, 1], 4, 1),
 ];
 
+/// Blocks of a team that every GPU with clusters can bring in together.
+const LARGEST_TEAM: usize = 8;
+
+/// Products with a shorter inner dimension are not made by teams.
+const LEAST_OF_TEAM: usize = 512;
+
+/// Tiles whose pieces along k are made by the blocks of a team.
+fn team_tiles() -> Tiles {
+    let names = ["product_long_nn_team", "", "", "", ""];
+    Tiles { names, m: 64, n: 48, k: 32, warps: [4, 1, 2], stages: 6, blocks: 1, rate: 0.0 }
+}
+
 /// Every size of tiles for one kind of number.
 fn tiles(numbers: Numbers) -> [Tiles; 6] {
     let (sizes, rates) = match numbers {
@@ -100,7 +112,7 @@ pub fn defines(numbers: Numbers) -> Vec<String> {
         let tile = format!("-DTILE_{name}={},{},{},{wm},{wn},{wk},{}", t.m, t.n, t.k, t.stages);
         [tile, format!("-DBLOCKS_{name}={}", t.blocks)]
     };
-    SIZES.iter().zip(&tiles(numbers)).flat_map(define).collect()
+    SIZES.iter().zip(&tiles(numbers)).chain([(&"LONG", &team_tiles())]).flat_map(define).collect()
 }
 
 impl Tiles {
@@ -141,9 +153,8 @@ impl Tiles {
 /// Products that are started together.
 pub struct ProductLaunch {
     name: &'static str,
-    threads: usize,
+    launch: Launch,
     products: Products,
-    shared: usize,
     /// Numbers of workspace that it needs.
     pub workspace: usize,
     /// Pieces of each task.
@@ -161,13 +172,17 @@ impl ProductLaunch {
             numbers: device.numbers,
             multiprocessors: device.multiprocessors,
             max_shared: device.max_shared(),
+            // With floats they were no faster.
+            teams: device.teams && device.numbers == Numbers::F64,
         };
-        let (tiles, pieces) = choose(&gpu, operands, tasks);
+        let team = team(&gpu, operands, tasks);
+        let is_team = team.is_some();
+        let (tiles, pieces) = team.unwrap_or_else(|| choose(&gpu, operands, tasks));
         let mut products = Products { n_tasks: tasks.len() as i32, ..Products::default() };
         let (mut first, mut splits) = (0, Vec::new());
         let longest = longest(tasks);
         for (slot, task) in products.tasks.iter_mut().zip(tasks) {
-            let n = tiles.pieces(task, pieces, longest);
+            let n = if is_team { pieces } else { tiles.pieces(task, pieces, longest) };
             *slot = Task {
                 tiles_n: (task.n as usize).div_ceil(tiles.n) as i32,
                 first_tile: first,
@@ -181,9 +196,13 @@ impl ProductLaunch {
         let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32) && splits.iter().any(|&n| n > 1);
         ProductLaunch {
             name: tiles.names[operands as usize],
-            threads: tiles.threads(),
-            shared: tiles.shared(operands, device.numbers.size()),
-            workspace: if adds { first as usize * tiles.m * tiles.n } else { 0 },
+            launch: Launch {
+                grid: first as usize,
+                threads: tiles.threads(),
+                shared: tiles.shared(operands, device.numbers.size()),
+                team: if is_team { pieces } else { 1 },
+            },
+            workspace: if adds && !is_team { first as usize * tiles.m * tiles.n } else { 0 },
             products,
             splits,
         }
@@ -205,14 +224,7 @@ impl ProductLaunch {
     }
 
     pub fn launch_on(&self, device: &Device, stream: Stream) -> Result<()> {
-        device.launch_on(
-            stream,
-            self.name,
-            self.tiles(),
-            self.threads,
-            self.shared,
-            arguments![self.products],
-        )
+        device.launch_as(stream, self.name, self.launch, arguments![self.products])
     }
 }
 
@@ -255,6 +267,24 @@ struct Gpu {
     numbers: Numbers,
     multiprocessors: usize,
     max_shared: usize,
+    /// Blocks may make a tile together.
+    teams: bool,
+}
+
+/// The tiles and pieces of products that a team of blocks makes each tile of: few rows with a long inner dimension.
+fn team(gpu: &Gpu, operands: Operands, tasks: &[Task]) -> Option<(Tiles, usize)> {
+    let tiles = team_tiles();
+    let ends = |t: &Task| t.kind == Kind::Forward as i32 || t.kind == Kind::Tangent as i32;
+    let k = longest(tasks);
+    let is_long = k >= LEAST_OF_TEAM && tasks.iter().all(|t| ends(t) && t.k as usize == k);
+    if !gpu.teams || operands != Operands::Nn || !is_long {
+        return None;
+    }
+    let count: usize = tasks.iter().map(|t| tiles.count(t)).sum();
+    let pieces = (gpu.multiprocessors / count).min(LARGEST_TEAM);
+    // Every thread ends one pack of a tile.
+    let packs = tiles.m * tiles.n * gpu.numbers.size() / 16;
+    (packs <= pieces * tiles.threads()).then_some((tiles, pieces))
 }
 
 /// The tiles, and the pieces of the longest product, that take the shortest time by an estimate.
@@ -295,6 +325,9 @@ fn estimate(tiles: &Tiles, pieces: usize, tasks: &[Task], gpu: &Gpu) -> f64 {
         _ => (left.div_ceil(gpu.multiprocessors) as f64).max(costs.alone[tiles.blocks - 1]),
     };
     let busy = ((n_blocks / round * tiles.blocks) as f64 + tail) * block;
+    // Many small tiles read the same numbers from the cache again and again; products of doubles take longer than that.
+    let read = (n_blocks * (tiles.m + tiles.n) * size) as f64 * k / BYTES_PER_CYCLE;
+    let busy = if size == 4 && !partial && n_blocks > 8 * round { busy.max(read) } else { busy };
     let steps = k / tiles.k as f64 / (tiles.stages - 1) as f64 * costs.step;
     let bytes = |n: f64| n * (pieces * size) as f64;
     let add = match (pieces, partial) {
@@ -314,7 +347,7 @@ mod tests {
         [Operands::Nn, Operands::Nt, Operands::Tn, Operands::NnGather, Operands::TnGather];
 
     fn h200(numbers: Numbers) -> Gpu {
-        Gpu { numbers, multiprocessors: 132, max_shared: 230_000 }
+        Gpu { numbers, multiprocessors: 132, max_shared: 230_000, teams: true }
     }
 
     fn task(m: i32, n: i32, k: i32, kind: Kind) -> Task {
@@ -367,6 +400,21 @@ mod tests {
             };
             assert!(area(64) < 64 * 80 && area(64 * 256) >= 64 * 80, "{} {}", area(64), area(64 * 256));
         }
+    }
+
+    #[test]
+    fn a_team_makes_long_products_of_few_rows_and_no_others() {
+        let pieces = |rows: i32, k: i32| {
+            let tasks = [task(rows, 240, k, Kind::Forward), task(2 * rows, 240, k, Kind::Forward)];
+            team(&h200(Numbers::F64), Operands::Nn, &tasks).map(|(_, pieces)| pieces)
+        };
+        assert_eq!((pieces(64, 1600), pieces(64, 240), pieces(256, 1600)), (Some(8), None, None));
+        // Fewer rows than a team's smallest share: every thread still ends one pack at most.
+        assert_eq!(pieces(1, 1600), Some(8));
+        let tasks = [task(64, 240, 1600, Kind::Store)];
+        assert!(team(&h200(Numbers::F64), Operands::Nn, &tasks).is_none());
+        let bytes = team_tiles().shared(Operands::Nn, 8);
+        assert!(bytes <= h200(Numbers::F64).max_shared, "{bytes} bytes");
     }
 
     #[test]

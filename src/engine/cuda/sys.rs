@@ -23,15 +23,16 @@ pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 pub const CAPTURE_THREAD_LOCAL: c_uint = 1;
 pub const POOL_RELEASE_THRESHOLD: c_int = 4;
+pub const LAUNCH_CLUSTER_DIMENSION: c_uint = 4;
 pub const LAUNCH_PROGRAMMATIC_SERIALIZATION: c_uint = 6;
 
-/// One property of a launch; the vendor's union of 64 bytes holds a number here.
+/// One property of a launch; the vendor's union of 64 bytes holds one number or three here.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct LaunchAttribute {
     pub id: c_uint,
     pub padding: c_uint,
-    pub value: c_int,
-    pub rest: [c_int; 15],
+    pub value: [c_int; 16],
 }
 
 /// How a kernel is started.

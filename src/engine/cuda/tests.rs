@@ -92,6 +92,16 @@ fn other_activations_agree_with_the_reference() {
 }
 
 #[test]
+fn layers_with_many_inputs_agree_with_the_reference() {
+    // Blocks make the first layer in teams; the last piece of its inputs is a short one.
+    let neuron = vec![16, 75];
+    let descriptor = SeE2AOptions { neuron, axis_neuron: 8, type_one_side: true, ..options() };
+    compare(Numbers::F64, model(descriptor.clone()), 1e-9);
+    let wide = model_with(descriptor, |fitting| fitting.neuron = vec![100, 50]);
+    compare(Numbers::F64, wide, 1e-9);
+}
+
+#[test]
 fn energies_of_isolated_atoms_are_taken_off_as_the_reference_does() {
     let with_inputs = model_with(options(), |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
     compare(Numbers::F64, with_inputs, 1e-9);

@@ -2,7 +2,7 @@
 
 // The lanes of a warp stand side by side in a row of D, W numbers each, so that memory is read and written in whole lines.
 
-// Numbers that lie side by side: four where the rows of D have whole fours, else one.
+// Numbers that lie side by side: 16 bytes where the rows of D have whole packs of them, else one number.
 template <int W> struct __align__(W == 1 ? sizeof(real) : 16) Some { real x[W]; };
 
 // What a warp and its lanes do for a row of the batch.
@@ -95,8 +95,8 @@ template <int W> __device__ __forceinline__ void descriptor_of_row(const Batch& 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) descriptor(const __grid_constant__ Batch b, int each) {
-    if (b.m2 % 4) descriptor_of_row<1>(b, each);
-    else descriptor_of_row<4>(b, each);
+    if (b.m2 % VEC) descriptor_of_row<1>(b, each);
+    else descriptor_of_row<VEC>(b, each);
 }
 
 template <int W> __device__ __forceinline__ void tangent_of_row(const Batch& b, int each) {
@@ -139,8 +139,8 @@ template <int W> __device__ __forceinline__ void tangent_of_row(const Batch& b, 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) descriptor_tangent(const __grid_constant__ Batch b, int each) {
-    if (b.m2 % 4) tangent_of_row<1>(b, each);
-    else tangent_of_row<4>(b, each);
+    if (b.m2 % VEC) tangent_of_row<1>(b, each);
+    else tangent_of_row<VEC>(b, each);
 }
 
 // Adds to t[c][m] the sum of d_d[m, k] a[c][k] over k, and of d_d[m', m] a[c][m'] over m' where m < M2, for one row.
@@ -161,7 +161,7 @@ template <int W> __device__ __forceinline__ void adjoint_add(const Place<W>& p, 
 #pragma unroll
             for (int w = 0; w < W; w++) sum[c][w] = real(0);
         // All lanes of a warp stay together, for the exchange.
-        constexpr int MANY = sizeof(real) == 8 ? 2 : 4;
+        constexpr int MANY = sizeof(real) == 8 ? 5 : 7;
         for (int m0 = p.m; m0 - lane / p.lanes < m1; m0 += MANY * p.step) {
             Some<W> d[MANY];
 #pragma unroll
@@ -241,6 +241,6 @@ template <int W> __device__ __forceinline__ void adjoint_of_row(const Batch& b, 
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) descriptor_adjoint(const __grid_constant__ Batch b, int second,
                                                                             int each) {
-    if (b.m2 % 4) adjoint_of_row<1>(b, second, each);
-    else adjoint_of_row<4>(b, second, each);
+    if (b.m2 % VEC) adjoint_of_row<1>(b, second, each);
+    else adjoint_of_row<VEC>(b, second, each);
 }

@@ -319,7 +319,9 @@ template <int INNER, bool ALONG_K> struct Padded {
                                                            : INNER + (INNER % 32 == 8 || INNER % 32 == 24 ? 0 : 8);
 };
 
-template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER> struct Tile {
+// TEAM: the pieces of a product that is cut along k are made by the blocks of a cluster, which add up parts of them each.
+template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER, bool TEAM = false>
+struct Tile {
     static constexpr int THREADS = 32 * WM * WN * WK;
     static constexpr int LDA = A_T ? Padded<BM, false>::LD : Padded<BK, true>::LD;
     static constexpr int LDB = B_T ? Padded<BK, true>::LD : Padded<BN, false>::LD;
@@ -332,8 +334,9 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     // The tile as it waits in shared memory for what follows: packs of warps fall on different banks.
     static constexpr int LDC = BN % 16 == 8 ? BN : BN + 8;
     static constexpr int PER_ROW = BN / VEC, PACKS = BM * PER_ROW;
-    // Packs of a small tile for each thread: what its end reads is fetched before the sums are made. 0: a large tile.
-    static constexpr int EARLY = PACKS <= 2 * THREADS ? (PACKS + THREADS - 1) / THREADS : 0;
+    // Packs of a small tile for each thread: what its end reads is fetched before the sums are made. 0: a large tile. Blocks
+    // of a team share a tile's packs out.
+    static constexpr int EARLY = TEAM ? 1 : PACKS <= 2 * THREADS ? (PACKS + THREADS - 1) / THREADS : 0;
     struct Early {
         Inputs in[EARLY ? EARLY : 1];
         Constants of[EARLY ? EARLY : 1];
@@ -350,8 +353,12 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         const Task& t = p.tasks[which];
         int local = tile - t.first_tile;
         int n_tiles = t.tiles_n * ((t.m + BM - 1) / BM);
-        int split_index = local / n_tiles;
-        local %= n_tiles;
+        // Members of a team stand side by side.
+        int split_index = TEAM ? local % t.splits : local / n_tiles;
+        local = TEAM ? local / t.splits : local % n_tiles;
+        // This block's packs of the tile.
+        int first_pack = TEAM ? PACKS * split_index / t.splits : 0;
+        int end_pack = TEAM ? PACKS * (split_index + 1) / t.splits : PACKS;
         int row0 = local / t.tiles_n * BM, col0 = local % t.tiles_n * BN;
         int chunk = ((t.k + t.splits - 1) / t.splits + BK - 1) / BK * BK;
         int k0 = split_index * chunk, k1 = min(t.k, k0 + chunk);
@@ -402,9 +409,9 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         auto first_b = [&](real* at, int k) { load_b.template load<false>(at + A_SIZE, nullptr, ldb, k, k1, col0); };
         if (!A_T) load_first(first_b);
         Early early;
-        if (!A_T && B_T && t.kind != STORE) fetch_early<BACKWARD_L, Constants>(early, t, row0, col0);
-        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Constants>(early, t, row0, col0);
-        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Constants>(early, t, row0, col0);
+        if (!A_T && B_T && t.kind != STORE) fetch_early<BACKWARD_L, Constants>(early, t, first_pack, end_pack, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Constants>(early, t, first_pack, end_pack, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Constants>(early, t, first_pack, end_pack, row0, col0);
         after_previous();
         if (A_T) load_first(first_b);
         if (steps) load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
@@ -414,10 +421,10 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
             next_k += BK, write++;
         });
         // What the end of a small tile reads is on its way while the sums are made.
-        if (!A_T && B_T && t.kind == BACKWARD_E) fetch_early<BACKWARD_E, Inputs>(early, t, row0, col0);
-        if (!A_T && B_T && t.kind == BACKWARD_L) fetch_early<BACKWARD_L, Inputs>(early, t, row0, col0);
-        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Inputs>(early, t, row0, col0);
-        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Inputs>(early, t, row0, col0);
+        if (!A_T && B_T && t.kind == BACKWARD_E) fetch_early<BACKWARD_E, Inputs>(early, t, first_pack, end_pack, row0, col0);
+        if (!A_T && B_T && t.kind == BACKWARD_L) fetch_early<BACKWARD_L, Inputs>(early, t, first_pack, end_pack, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Inputs>(early, t, first_pack, end_pack, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Inputs>(early, t, first_pack, end_pack, row0, col0);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             phase_wait(full + read, read_parity);
@@ -438,6 +445,20 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
         __syncthreads();
         leave(acc, shared, wm, wn, wk, lane);
         __syncthreads();
+        if constexpr (TEAM) {
+            team_arrive();
+            team_wait();
+            int i = first_pack + threadIdx.x, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
+            bool is_there = i < end_pack && row < t.m && col < t.n;
+            Pack sum;
+            if (is_there) sum = added_of_team(shared, i, t.splits);
+            // Nobody leaves, or uses its memory again, before all have read it.
+            team_arrive();
+            if (is_there && t.kind == FORWARD) finish<FORWARD>(t, early.in[0], early.of[0], 0, row, col, sum);
+            if (is_there && t.kind == TANGENT) finish<TANGENT>(t, early.in[0], early.of[0], 0, row, col, sum);
+            team_wait();
+            return;
+        }
         bool added_up = t.splits > 1 && t.kind != PARTIAL;
         if (added_up && !add_pieces(shared, p, t, local, split_index, n_tiles)) return;
         int copies = added_up ? 1 : WK;
@@ -458,12 +479,13 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
     }
 
     template <int KIND, typename What>
-    static __device__ __forceinline__ void fetch_early(Early& early, const Task& t, int row0, int col0) {
+    static __device__ __forceinline__ void fetch_early(Early& early, const Task& t, int first_pack, int end_pack, int row0,
+                                                       int col0) {
         if constexpr (EARLY == 0) return;
 #pragma unroll
         for (int u = 0; u < (EARLY ? EARLY : 1); u++) {
-            int i = threadIdx.x + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
-            if (i >= PACKS || row >= t.m || col >= t.n) continue;
+            int i = first_pack + threadIdx.x + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
+            if (i >= end_pack || row >= t.m || col >= t.n) continue;
             if constexpr (sizeof(What) == sizeof(Inputs)) fetch<KIND>(early.in[u], t, row, col);
             else fetch<KIND>(early.of[u], t, col);
         }
@@ -507,6 +529,33 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 #pragma unroll
                 for (int v = 0; v < VEC; v++) sum.x[v] += more.x[v];
             }
+        }
+        return sum;
+    }
+
+    // Pack i of the tile, from what all warps of all members of a team left: in the order of k.
+    static __device__ __forceinline__ Pack added_of_team(const real* shared, int i, int members) {
+        const real* at = shared + i / PER_ROW * LDC + i % PER_ROW * VEC;
+        Pack sum;
+#pragma unroll
+        for (int v = 0; v < VEC; v++) sum.x[v] = real(0);
+        for (int first = 0; first < members; first += 4) {
+            Pack more[4][WK];
+#pragma unroll
+            for (int u = 0; u < 4; u++)
+                if (first + u < members) {
+                    const real* there = (const real*)of_member(at, first + u);
+#pragma unroll
+                    for (int w = 0; w < WK; w++) more[u][w] = pack_at(there + w * BM * LDC);
+                }
+#pragma unroll
+            for (int u = 0; u < 4; u++)
+                if (first + u < members) {
+#pragma unroll
+                    for (int w = 0; w < WK; w++)
+#pragma unroll
+                        for (int v = 0; v < VEC; v++) sum.x[v] += more[u][w].x[v];
+                }
         }
         return sum;
     }
@@ -616,6 +665,7 @@ template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, 
 #define NT(size, SIZE) PRODUCT(product_##size##_nt, TILE_##SIZE, BLOCKS_##SIZE, false, true, false)
 #define TN(size, SIZE) PRODUCT(product_##size##_tn, TILE_##SIZE, BLOCKS_##SIZE, true, false, false)
 #define NN_GATHER(size, SIZE) PRODUCT(product_##size##_nn_gather, TILE_##SIZE, BLOCKS_##SIZE, false, false, true)
+#define NN_TEAM(size, SIZE) PRODUCT(product_##size##_nn_team, TILE_##SIZE, BLOCKS_##SIZE, false, false, false, true)
 #define TN_GATHER(size, SIZE) PRODUCT(product_##size##_tn_gather, TILE_##SIZE, BLOCKS_##SIZE, true, false, true)
 
 // The sizes that were the fastest anywhere.
@@ -624,3 +674,4 @@ NT(tiny, TINY) NT(small, SMALL) NT(medium, MEDIUM) NT(wide, WIDE) NT(large, LARG
 TN(medium, MEDIUM) TN(wide, WIDE) TN(large, LARGE) TN(huge, HUGE)
 NN_GATHER(tiny, TINY) NN_GATHER(medium, MEDIUM) NN_GATHER(wide, WIDE)
 TN_GATHER(tiny, TINY) TN_GATHER(small, SMALL)
+NN_TEAM(long, LONG)

@@ -22,6 +22,29 @@ __device__ __forceinline__ void barrier(int which, int threads) {
     asm volatile("bar.sync %0, %1;\n" ::"r"(which), "r"(threads) : "memory");
 }
 
+// Blocks of a cluster wait for each other: what a thread wrote before it arrived can be read after the wait.
+__device__ __forceinline__ void team_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void team_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
+#endif
+}
+
+// Where the same place of shared memory is in another block of the cluster.
+__device__ __forceinline__ const void* of_member(const void* own, int member) {
+#if __CUDA_ARCH__ >= 900
+    u64 there;
+    asm("mapa.u64 %0, %1, %2;\n" : "=l"(there) : "l"(own), "r"(member));
+    return (const void*)there;
+#else
+    return own;
+#endif
+}
+
 // Copies up to 16 bytes and fills the rest of them with zeros.
 __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
     u32 address = (u32)__cvta_generic_to_shared(to);

@@ -138,50 +138,57 @@ extern "C" __global__ void __launch_bounds__(256) gradient_norm(double* squares,
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
 }
 
-// One update, and the copies that the nets read, for blocks of views from `first_block` on. `n_squares` 0: the norm is
-// not known and not needed. `moves`: 0 copies only, 1 takes the gradient from the flat vector, 2 from its pieces.
+// One update, and the copies that the nets read, for blocks of views from `first_block` to `end_block`: those of the grid take
+// turns. `n_squares` 0: the norm is not known and not needed. `moves`: 0 copies only, 1 takes the gradient from the flat
+// vector, 2 from its pieces.
 extern "C" __global__ void __launch_bounds__(256) adam(double* params, double* first_moment, double* second_moment,
                                                        const double* grad, const double* squares, int n_squares,
                                                        const View* views, int n_views, u64 n_params, const Turn* turn,
-                                                       Status* status, int moves, int first_block) {
+                                                       Status* status, int moves, int first_block, int end_block) {
     __shared__ double scratch[8];
-    int block = blockIdx.x + first_block;
-    const View v = view_of_block(views, n_views, block);
-    Elements e(v, block);
-    double p[EACH], g[EACH], m[EACH], s[EACH];
-    // Nobody but the update before this one writes these: all loads before the first use.
-#pragma unroll
-    for (int k = 0; k < EACH; k++) {
-        u64 at = e.flat(v, k);
-        p[k] = params[at];
-        if (moves) m[k] = first_moment[at], s[k] = second_moment[at];
-    }
-    after_previous();
     double scale = 1.0;
-    if (n_squares) {
-        double sum = 0;
-        for (int i = threadIdx.x; i < n_squares; i += 256) sum += squares[i];
-        double length = sqrt(block_sum(sum, scratch));
-        if (turn->max_norm > 0.0) scale = fmin(1.0, turn->max_norm / (length + 1e-6));
-        if (block == 0 && threadIdx.x == 0) status->norm = length;
-    }
-    if (moves == 1 && block == 0 && threadIdx.x == 0) status->stop = grad[n_params];
-    bool updates = moves && v.trainable && status->bad_step == 0;
-    const Turn rule = *turn;
-    if (moves == 2) {
-        gradient_of(g, v, e);
-    } else {
+    bool is_first = true, is_good = false;
+    Turn rule;
+    for (int block = blockIdx.x + first_block; block < end_block; block += gridDim.x) {
+        const View v = view_of_block(views, n_views, block);
+        Elements e(v, block);
+        double p[EACH], g[EACH], m[EACH], s[EACH];
+        // Nobody but the update before this one writes these: all loads before the first use.
 #pragma unroll
-        for (int k = 0; k < EACH; k++) g[k] = moves ? grad[e.flat(v, k)] : 0.0;
-    }
-#pragma unroll
-    for (int k = 0; k < EACH; k++) {
-        if (!e.is_there(k)) break;
-        if (updates) {
+        for (int k = 0; k < EACH; k++) {
             u64 at = e.flat(v, k);
-            adam_step(p[k], m[k], s[k], g[k], scale, rule);
-            params[at] = p[k], first_moment[at] = m[k], second_moment[at] = s[k];
+            p[k] = params[at];
+            if (moves) m[k] = first_moment[at], s[k] = second_moment[at];
         }
-        if (v.copy) v.copy[(size_t)e.row[k] * v.copy_ld + e.col[k]] = (real)p[k];
+        if (is_first) {
+            is_first = false;
+            after_previous();
+            if (n_squares) {
+                double sum = 0;
+                for (int i = threadIdx.x; i < n_squares; i += 256) sum += squares[i];
+                double length = sqrt(block_sum(sum, scratch));
+                if (turn->max_norm > 0.0) scale = fmin(1.0, turn->max_norm / (length + 1e-6));
+                if (block == 0 && threadIdx.x == 0) status->norm = length;
+            }
+            if (moves == 1 && block == 0 && threadIdx.x == 0) status->stop = grad[n_params];
+            is_good = status->bad_step == 0;
+            rule = *turn;
+        }
+        if (moves == 2) {
+            gradient_of(g, v, e);
+        } else {
+#pragma unroll
+            for (int k = 0; k < EACH; k++) g[k] = moves ? grad[e.flat(v, k)] : 0.0;
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            if (!e.is_there(k)) break;
+            if (moves && v.trainable && is_good) {
+                u64 at = e.flat(v, k);
+                adam_step(p[k], m[k], s[k], g[k], scale, rule);
+                params[at] = p[k], first_moment[at] = m[k], second_moment[at] = s[k];
+            }
+            if (v.copy) v.copy[(size_t)e.row[k] * v.copy_ld + e.col[k]] = (real)p[k];
+        }
     }
 }
