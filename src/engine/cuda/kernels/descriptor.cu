@@ -2,7 +2,7 @@
 
 // The lanes of a warp stand side by side in a row of D, W numbers each, so that memory is read and written in whole lines.
 
-// Numbers that lie side by side: 16 bytes where the rows of D have whole packs of them, else one number.
+// Numbers that lie side by side: a pack or four where the rows of D have whole ones, else one.
 template <int W> struct __align__(W == 1 ? sizeof(real) : 16) Some { real x[W]; };
 
 // What a warp and its lanes do for a row of the batch.
@@ -161,7 +161,7 @@ template <int W> __device__ __forceinline__ void adjoint_add(const Place<W>& p, 
 #pragma unroll
             for (int w = 0; w < W; w++) sum[c][w] = real(0);
         // All lanes of a warp stay together, for the exchange.
-        constexpr int MANY = sizeof(real) == 8 ? 5 : 7;
+        constexpr int MANY = sizeof(real) == 8 ? 2 : 4;
         for (int m0 = p.m; m0 - lane / p.lanes < m1; m0 += MANY * p.step) {
             Some<W> d[MANY];
 #pragma unroll
@@ -239,8 +239,9 @@ template <int W> __device__ __forceinline__ void adjoint_of_row(const Batch& b, 
     for (int i = first; i < 4 * ldm; i += stride) out[i] = t[i];
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) descriptor_adjoint(const __grid_constant__ Batch b, int second,
-                                                                            int each) {
-    if (b.m2 % VEC) adjoint_of_row<1>(b, second, each);
-    else adjoint_of_row<VEC>(b, second, each);
+// Floats leave room for one more block.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, sizeof(real) == 8 ? 2 : 3)
+    descriptor_adjoint(const __grid_constant__ Batch b, int second, int each) {
+    if (b.m2 % 4) adjoint_of_row<1>(b, second, each);
+    else adjoint_of_row<4>(b, second, each);
 }
