@@ -134,6 +134,12 @@ for section in $sections; do
         a=$(bits "$out/graph_on") b=$(bits "$out/graph_off") c=$(bits "$out/graph_apart")
         [ "$a" = "$b" ] && [ "$a" = "$c" ] && [ -s "$out/graph_on/lcurve.out" ]
         result "$section" $? "recorded steps $a, kernel by kernel $b, none before the last has ended $c"
+        for teams in 0 1; do
+            folder=$(fresh graph_teams_$teams) && input "$folder/input.json" 1 200 50 float64 && PHALANX_TEAMS=$teams train "$folder"
+        done
+        a=$(tail -1 "$out/graph_teams_0/lcurve.out") b=$(tail -1 "$out/graph_teams_1/lcurve.out")
+        [ "$a" = "$b" ] && [ "$(bits "$out/graph_teams_0")" != "$(bits "$out/graph_teams_1")" ]
+        result "teams" $? "one frame a step, without and with teams of blocks, after 200 steps:$a;$b"
         ;;
     direct)
         # The embedding nets themselves: twice, kernel by kernel, from a checkpoint on, beside the series and beside the CPU.
@@ -308,7 +314,7 @@ END
             line=$(printf '%-10s' $precision)
             for batch in $batches; do
                 folder=$(fresh "time_${precision}_$batch")
-                steps=$(python3 -c "print({1: 12000, 4: 6000, 16: 3000, 64: 800, 256: 240}[$batch])")
+                steps=$(python3 -c "print({1: 12000, 4: 6000, 16: 3000, 64: 1200, 256: 400}[$batch])")
                 keys= network=$precision
                 [[ $precision = [tb]f* ]] && keys=", \"gpu_products\": \"$precision\"" && network=float32
                 input "$folder/input.json" $batch "$steps" $((steps / 2)) $network "$keys"
