@@ -84,6 +84,25 @@ print({key: table["header"].get(key) for key in ["step", "draws", "engine"]})
 ') 2>/dev/null | md5sum | cut -c1-12
 }
 
+# deviation_of_tests FOLDER: freezes the model of a run and says how far dp test on the GPU is from that on the CPU; fails beyond 1e-10
+deviation_of_tests() {
+    (cd "$1" && "$bin/dp" freeze -o model.dp >freeze.log 2>&1
+        for device in cpu cuda; do "$bin/dp" test -m model.dp -s "$data/water/data_0" -n 20 -d $device --device $device >test_$device.log 2>&1; done
+        python3 - <<'END'
+import glob, sys
+worst = {}
+for path in sorted(glob.glob("cpu*.out")):
+    read = lambda name: [[float(x) for x in line.split()] for line in open(name) if not line.startswith("#")]
+    a, b = read(path), read("cuda" + path[3:])
+    assert len(a) == len(b) > 0, path
+    scale = max(abs(x) for row in a for x in row) or 1.0
+    worst[path[4:-4]] = max(abs(x - y) for r, s in zip(a, b) for x, y in zip(r, s)) / scale
+print(" ".join(f"{k} {v:.0e}" for k, v in worst.items()))
+sys.exit(not worst or max(worst.values()) > 1e-10)
+END
+    )
+}
+
 # pinn_run FOLDER PRECISION BATCH STEPS DEVICE [arguments]: trains the default PiNet on 24-atom frames, energies and forces;
 # $pinn_model holds further options of the loss
 pinn_run() {
@@ -162,12 +181,25 @@ for section in $sections; do
         [ "$a" = "$b" ]
         result "direct = series" $? "after 100 steps:$a;$b"
         for device in cpu cuda; do
-            folder=$(fresh direct_relu_$device) && input "$folder/input.json" 2 12 4 float64 && without_series "$folder" '"activation_function": "relu"'
+            folder=$(fresh direct_relu_$device) && input "$folder/input.json" 2 12 4 float64 ", \"validation_data\": {\"systems\": [\"$data/water/data_3\"], \"batch_size\": 2}" && without_series "$folder" '"activation_function": "relu"'
             (cd "$folder" && "$bin/dp" train input.json --skip-neighbor-stat --device $device >log 2>&1)
         done
         a=$(tail -1 "$out/direct_relu_cpu/lcurve.out") b=$(tail -1 "$folder/lcurve.out")
         [ "$a" = "$b" ] && grep -q 'evaluating the net itself' "$folder/log"
-        result "direct relu" $? "CPU and GPU after 12 steps:$a;$b"
+        result "direct relu" $? "CPU and GPU after 12 steps, with validation:$a;$b"
+        words=$(deviation_of_tests "$folder")
+        result "direct test" $? "largest deviation of dp test on the GPU from the CPU: $words"
+        folder=$(fresh direct_nccl) && input "$folder/input.json" 4 100 20 float64 && without_series "$folder" && PHALANX_NCCL=1 train "$folder"
+        a=$(bits "$folder") b=$(bits "$out/direct_float64_1")
+        [ "$a" = "$b" ] && grep -q NCCL "$folder/log"
+        result "direct nccl" $? "world of one through NCCL $a, without $b"
+        keys=', "reproducible": true'
+        folder=$(fresh direct_two) && input "$folder/input.json" 4 20 10 float64 "$keys" && without_series "$folder"
+        (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n 2 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
+        folder=$(fresh direct_one) && input "$folder/input.json" 4 20 10 float64 "$keys, \"gradient_accumulation\": 2" && without_series "$folder" && train "$folder"
+        a=$(bits "$out/direct_two") b=$(bits "$folder")
+        [ "$a" = "$b" ] && [ -s "$folder/lcurve.out" ]
+        result "direct two ranks" $? "two ranks on one GPU $a, one rank with twice the draws $b"
         # A net that becomes rough in the middle of a run, from checkpoints before and after that.
         for from in 0 20 380; do
             folder=$(fresh direct_rough_$from) && input "$folder/input.json" 1 400 20 float64
@@ -268,21 +300,7 @@ time.sleep(100)' >"$folder/holder" 2>&1 &
         ;;
     test)
         folder=$(fresh dp_test) && input "$folder/input.json" 4 50 10 float64 && train "$folder"
-        (cd "$folder" && "$bin/dp" freeze -o model.dp >freeze.log 2>&1
-            for device in cpu cuda; do "$bin/dp" test -m model.dp -s "$data/water/data_0" -n 20 -d $device --device $device >test_$device.log 2>&1; done)
-        words=$(cd "$folder" && python3 - <<'END'
-import glob, sys
-worst = {}
-for path in sorted(glob.glob("cpu*.out")):
-    read = lambda name: [[float(x) for x in line.split()] for line in open(name) if not line.startswith("#")]
-    a, b = read(path), read("cuda" + path[3:])
-    assert len(a) == len(b) > 0, path
-    scale = max(abs(x) for row in a for x in row) or 1.0
-    worst[path[4:-4]] = max(abs(x - y) for r, s in zip(a, b) for x, y in zip(r, s)) / scale
-print(" ".join(f"{k} {v:.0e}" for k, v in worst.items()))
-sys.exit(not worst or max(worst.values()) > 1e-10)
-END
-)
+        words=$(deviation_of_tests "$folder")
         result "$section" $? "largest deviation of dp test on the GPU from the CPU: $words"
         ;;
     profile)
