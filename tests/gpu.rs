@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::place::{LONG, Place as JobPlace, my_turn, said, succeed};
 use common::{Ended, Place, small_input};
 use phalanx::checkpoint;
 use serde_json::{Value, json};
@@ -13,7 +14,10 @@ use std::process::Command;
 
 /// A folder with the stand-in libraries, or why there is none.
 fn fake(place: &Place, files: &[&str]) -> Option<PathBuf> {
-    let folder = place.path("lib");
+    fake_in(place.path("lib"), files)
+}
+
+fn fake_in(folder: PathBuf, files: &[&str]) -> Option<PathBuf> {
     std::fs::create_dir_all(&folder).unwrap();
     let fake = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake");
     let library = folder.join(files[0]);
@@ -231,5 +235,73 @@ fn kernels_that_run_on_the_cpu_train_as_the_cpu_engine_does() {
     for (a, b) in emulated.iter().flatten().zip(cpu.iter().flatten()) {
         // As many digits as the learning curve has.
         assert!((a - b).abs() <= 0.011 * b.abs(), "{emulated:?} {cpu:?}");
+    }
+}
+
+/// Two ranks on two stand-in GPUs, joined by a stand-in NCCL.
+fn two_gpus(place: &JobPlace, more: &[(&str, &str)]) -> Option<Vec<common::Job>> {
+    let folder = fake_in(place.path("lib"), &[BOTH[0], BOTH[1], "libnccl.so.2"])?;
+    let (cache, folder) = (place.path("cache"), folder.to_str().unwrap());
+    let common = [
+        ("LD_LIBRARY_PATH", folder),
+        ("XDG_CACHE_HOME", cache.to_str().unwrap()),
+        ("FAKE_CUDA_DEVICES", "2"),
+    ];
+    let environment: Vec<_> = common.iter().chain(more).copied().collect();
+    Some(place.by_hand(2, "train input.json --device cuda", &environment))
+}
+
+#[test]
+fn two_gpus_joined_by_nccl_train_as_one_with_twice_the_draws() {
+    let has_compiler = Command::new("c++").arg("--version").output().is_ok_and(|out| out.status.success());
+    if !has_compiler {
+        return println!("two_gpus_joined_by_nccl: skipped, no C++ compiler");
+    }
+    let _turn = my_turn();
+    let steps = [("/training/numb_steps", json!(6)), ("/training/disp_freq", json!(2))];
+    let parameters = |place: &JobPlace| place.checkpoint("model.ckpt").into_numbers();
+    let place = JobPlace::new(&steps);
+    let Some(mut jobs) = two_gpus(&place, &[("FAKE_CUDA_RUNS", "1")]) else { return };
+    jobs.iter_mut().for_each(succeed);
+    assert!(said(&jobs[0]).contains("gradients are added up by NCCL"), "{}", said(&jobs[0]));
+    let (curve, joined) = (place.read("lcurve.out"), parameters(&place));
+    // One GPU; it needs no NCCL.
+    place.input(&[steps[0].clone(), steps[1].clone(), ("/training/gradient_accumulation", json!(2))]);
+    let (lib, cache) = (place.path("lib"), place.path("cache"));
+    let environment = [
+        ("LD_LIBRARY_PATH", lib.to_str().unwrap()),
+        ("XDG_CACHE_HOME", cache.to_str().unwrap()),
+        ("FAKE_CUDA_RUNS", "1"),
+    ];
+    succeed(&mut place.alone("train input.json --device cuda", &environment));
+    assert_eq!(place.read("lcurve.out"), curve);
+    assert_eq!(parameters(&place), joined, "two numbers have the same sum in any order");
+}
+
+/// The device of a rank that is left waits for ever; the host must not.
+#[test]
+fn a_rank_that_dies_while_gpus_wait_for_each_other_is_named_by_the_others() {
+    let _turn = my_turn();
+    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+        let place = JobPlace::new(&[
+            ("/training/numb_steps", json!(100_000_000)),
+            ("/training/disp_freq", json!(10_000_000)),
+            ("/training/save_freq", json!(50)),
+            ("/training/stall_timeout", json!(3)),
+        ]);
+        let Some(mut jobs) = two_gpus(&place, &[("FAKE_NCCL_PATIENCE", "1")]) else { return };
+        let deadline = std::time::Instant::now() + LONG;
+        while !place.path("model.ckpt.phx").exists() {
+            assert!(std::time::Instant::now() < deadline, "no checkpoint: {}", said(&jobs[0]));
+            jobs[0].listen(std::time::Duration::from_millis(20), |_| false);
+        }
+        let pid = jobs[1].child.id() as i32;
+        // SAFETY: a signal to a process that this test started.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        assert!(!jobs[0].end(LONG), "rank 0 ended well");
+        assert!(said(&jobs[0]).contains("rank 1"), "{}", said(&jobs[0]));
+        let _ = jobs[1].child.kill();
+        let _ = jobs[1].child.wait();
+        assert!(place.checkpoint("model.ckpt").header["step"].as_u64().unwrap() >= 50);
     }
 }

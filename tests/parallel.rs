@@ -370,3 +370,23 @@ fn the_profile_has_a_row_and_a_timeline_for_each_rank() {
         assert_eq!(std::fs::read_dir(place.path("log")).unwrap().count(), 1, "one rank writes the events");
     }
 }
+
+#[test]
+fn labels_that_validation_data_lack_are_shown_as_nan() {
+    let _turn = my_turn();
+    let place = Place::new(&[]);
+    std::fs::remove_file(place.path("v/set.000/force.npy")).unwrap();
+    let check = || {
+        let text = place.read("lcurve.out");
+        let mut lines = text.lines();
+        let names: Vec<&str> = lines.next().unwrap().trim_start_matches('#').split_whitespace().collect();
+        let at = names.iter().position(|name| *name == "rmse_f_val").unwrap();
+        let last: Vec<&str> = lines.next_back().unwrap().split_whitespace().collect();
+        assert_eq!((last[0], last[at].to_lowercase().as_str()), ("40", "nan"), "{text}");
+        assert!(last[at + 1].parse::<f64>().unwrap().is_finite(), "{text}");
+    };
+    succeed(&mut place.alone("train input.json", &[]));
+    check();
+    place.by_hand(2, "train input.json", &[]).iter_mut().for_each(succeed);
+    check();
+}

@@ -278,10 +278,11 @@ impl CudaLearner {
 
     /// Sends the numbers of a batch ahead of it, beside the steps that run, without waiting for the device unless it is far
     /// behind. [`CudaLearner::sent`] follows when the pass that takes them is started.
-    fn send(&mut self, turn: &layout::Turn, slots: &[u32]) -> Result<()> {
+    fn send(&mut self, turn: &layout::Turn, slots: &[u32], team: &mut Team) -> Result<()> {
         let at = self.next % AHEAD;
         if self.next >= AHEAD {
-            self.taken[at].wait()?;
+            let comm = if let Sum::Nccl(comm) = &mut self.sum { Some(comm) } else { None };
+            gpu_sum::wait_for(&self.taken[at], comm, team, self.stall_timeout)?;
         }
         let each = self.ring.bytes().len() / AHEAD;
         let memory = &mut self.ring.bytes_mut()[at * each..(at + 1) * each];
@@ -362,7 +363,7 @@ impl CudaLearner {
             numbers.stop = f64::from(u8::from(turn.stop));
             let on_host = matches!(self.sum, Sum::Host(_));
             numbers.add = u32::from(draw > 0 && !on_host);
-            self.send(&numbers, &slots)?;
+            self.send(&numbers, &slots, team)?;
             let whole = self.draws == 1 && !on_host;
             self.replay(&shape, if whole { Recorded::Whole } else { Recorded::Gradient })?;
             self.sent()?;

@@ -39,9 +39,19 @@ pub fn wait(
     team: &mut Team,
     stall_timeout: Duration,
 ) -> Result<()> {
-    let Some(comm) = comm.filter(|_| team.size() > 1) else { return device.synchronize() };
     let event = Event::new(device)?;
     event.record(device.stream())?;
+    wait_for(&event, comm, team, stall_timeout)
+}
+
+/// [`wait`] for a point in a stream.
+pub fn wait_for(
+    event: &Event,
+    comm: Option<&mut NcclComm>,
+    team: &mut Team,
+    stall_timeout: Duration,
+) -> Result<()> {
+    let Some(comm) = comm.filter(|_| team.size() > 1) else { return event.wait() };
     let mut since = Instant::now();
     while !event.passed()? {
         comm.trouble()?;

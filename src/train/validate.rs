@@ -89,14 +89,17 @@ impl<E: Engine> Validation<E> {
 ///
 /// `local` has number, atoms and errors of this rank's batches.
 pub fn mean_over_ranks(team: &mut Team, local: Result<Vec<(u64, f64, Vec<f64>)>>) -> Result<Vec<f64>> {
-    let mine = team.agree(local)?;
-    let mut all: Vec<(u64, f64, Vec<f64>)> = team.gather(&mine)?.into_iter().flatten().collect();
+    // As bits: NaN, for a label that is missing, has no place in JSON.
+    let bits =
+        |(batch, n, values): (u64, f64, Vec<f64>)| (batch, n, values.into_iter().map(f64::to_bits).collect());
+    let mine: Vec<(u64, f64, Vec<u64>)> = team.agree(local)?.into_iter().map(bits).collect();
+    let mut all: Vec<(u64, f64, Vec<u64>)> = team.gather(&mine)?.into_iter().flatten().collect();
     all.sort_by_key(|(batch, ..)| *batch);
     let atoms: f64 = all.iter().map(|(_, n, _)| n).sum();
     let mut mean = vec![0.0; all.first().map_or(0, |(_, _, v)| v.len())];
     for (_, n, values) in &all {
         for (mean, x) in mean.iter_mut().zip(values) {
-            *mean += n * x / atoms;
+            *mean += n * f64::from_bits(*x) / atoms;
         }
     }
     Ok(mean)

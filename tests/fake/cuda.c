@@ -1,4 +1,4 @@
-/* A CUDA driver and an NVRTC without a GPU, for tests of what the host does: memory is host memory, kernels do nothing, or
+/* A CUDA driver, an NVRTC and an NCCL without a GPU, for tests of what the host does: memory is host memory, kernels do nothing, or
  * run on the CPU (FAKE_CUDA_RUNS): then NVRTC is the C++ compiler, with emulate.h before the source.
  *
  *   FAKE_CUDA_RUNS      kernels run
@@ -6,15 +6,18 @@
  *   FAKE_CUDA_DEVICES   number of GPUs (default 1)
  *   FAKE_CUDA_MEMORY    bytes of GPU memory (default 2 GB)
  *   FAKE_CUDA_LOST      the GPU is lost at this start of a recorded step; from then on everything fails
+ *   FAKE_NCCL_PATIENCE  seconds after which a sum over ranks hangs for ever, and its GPU with it (default 60)
  *   FAKE_CUDA_COUNTS    file to which bytes of page-locked memory and copies from it are written at the end
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -124,7 +127,10 @@ int cuMemsetD8Async(ptr at, unsigned char value, size_t bytes, void *stream) {
     return 0;
 }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = &used; return 0; }
-int cuStreamSynchronize(void *stream) { ALIVE; return 0; }
+/* A sum over ranks that will never be complete: nothing that was started after it ends, until it is given up. */
+static volatile int hangs;
+static void wait_for_work(void) { while (hangs) usleep(1000); }
+int cuStreamSynchronize(void *stream) { ALIVE; wait_for_work(); return 0; }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { ALIVE; return 0; }
 /* Kernels that run on the CPU: their library, and one of them. */
 struct module {
@@ -132,8 +138,8 @@ struct module {
     void (*run)(void *, unsigned, unsigned, unsigned, unsigned), (*drop)(void *);
 };
 struct function { struct module *of; void *entry; };
-/* A kernel that was started, or will be when its graph is. */
-struct start { struct module *of; void *bound; unsigned grid, threads, shared, team; };
+/* A kernel, or work of another library that can fail, that was started or will be when its graph is. */
+struct start { struct module *of; void *bound; unsigned grid, threads, shared, team; int (*work)(void *); void *argument; };
 struct graph { struct start *starts; size_t n; };
 static __thread struct graph *recording;
 int cuStreamBeginCapture_v2(void *stream, unsigned mode) {
@@ -146,10 +152,26 @@ int cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) { *exe
 /* One kernel at a time. */
 static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
 static void run(const struct start *start) {
+    if (hangs) return;
+    if (start->work) {
+        hangs = start->work(start->argument);
+        return;
+    }
     pthread_mutex_lock(&running);
     start->of->run(start->bound, start->grid, start->threads, start->shared, start->team);
     pthread_mutex_unlock(&running);
 }
+static void add(const struct start *start) {
+    recording->starts = realloc(recording->starts, ++recording->n * sizeof *start);
+    recording->starts[recording->n - 1] = *start;
+}
+/* For other libraries of ours. */
+void fake_start(int (*work)(void *), void *argument) {
+    struct start start = {.work = work, .argument = argument};
+    if (recording) add(&start);
+    else run(&start);
+}
+void fake_release(void) { hangs = 0; }
 int cuGraphLaunch(void *exec, void *stream) {
     struct graph *graph = exec;
     if (++steps == number("FAKE_CUDA_LOST", 0)) is_lost = 1;
@@ -161,8 +183,8 @@ int cuGraphExecDestroy(void *exec) { return 0; }
 int cuGraphDestroy(void *graph) { return 0; }
 int cuEventCreate(void **event, unsigned flags) { *event = &used; return 0; }
 int cuEventRecord(void *event, void *stream) { ALIVE; return 0; }
-int cuEventSynchronize(void *event) { ALIVE; return 0; }
-int cuEventQuery(void *event) { ALIVE; return 0; }
+int cuEventSynchronize(void *event) { ALIVE; wait_for_work(); return 0; }
+int cuEventQuery(void *event) { ALIVE; return hangs ? 600 : 0; }
 int cuEventElapsedTime(float *ms, void *a, void *b) { *ms = 0; return 0; }
 int cuEventDestroy_v2(void *event) { return 0; }
 int cuModuleLoadData(void **module, const void *code) {
@@ -189,14 +211,10 @@ int cuLaunchKernelEx(const struct config *config, struct function *function, voi
     ALIVE;
     if (!function->of) return 0;
     void *bound = function->of->bind(function->entry, arguments);
-    struct start start = {function->of, bound, config->grid[0], config->block[0], config->shared, 1};
+    struct start start = {function->of, bound, config->grid[0], config->block[0], config->shared, 1, NULL, NULL};
     for (unsigned k = 0; k < config->n_attributes; k++)
         if (config->attributes[k].id == 4) start.team = config->attributes[k].value[0]; /* the size of a cluster */
-    if (recording) {
-        recording->starts = realloc(recording->starts, ++recording->n * sizeof start);
-        recording->starts[recording->n - 1] = start;
-        return 0;
-    }
+    if (recording) return add(&start), 0;
     run(&start);
     function->of->drop(bound);
     return 0;
@@ -276,3 +294,70 @@ int nvrtcGetProgramLog(void *program, char *log) { return 0; }
 static const char *code(void) { return getenv("FAKE_CUDA_RUNS") ? library : "fake"; }
 int nvrtcGetCUBINSize(void *program, size_t *size) { *size = strlen(code()) + 1; return 0; }
 int nvrtcGetCUBIN(void *program, char *out) { strcpy(out, code()); return 0; }
+
+/* ---- NCCL: ranks of one machine share a file; sums are made in the order of ranks. */
+#define MOST_RANKS 16
+#define MOST_NUMBERS 65536
+struct board { volatile int written[MOST_RANKS], read[MOST_RANKS]; double numbers[MOST_RANKS][MOST_NUMBERS]; };
+struct comm { int rank, size, round; struct board *board; };
+struct sum { struct comm *comm; double *x; size_t n; };
+struct identity { char path[128]; };
+static void *driver(const char *name) { return dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name); }
+/* Whether all ranks have come to a round, within the patience. */
+static int all_came(volatile int *rounds, const struct comm *comm) {
+    for (size_t tries = 0; tries < 10000 * number("FAKE_NCCL_PATIENCE", 60); tries++) {
+        int came = 0;
+        for (int k = 0; k < comm->size; k++) came += rounds[k] >= comm->round;
+        if (came == comm->size) return 1;
+        usleep(100);
+    }
+    return 0;
+}
+static int add_up(void *argument) {
+    struct sum *sum = argument;
+    struct comm *comm = sum->comm;
+    struct board *board = comm->board;
+    /* Everyone has read the last sums. */
+    if (!all_came(board->read, comm)) return 1;
+    comm->round++;
+    memcpy(board->numbers[comm->rank], sum->x, sum->n * sizeof(double));
+    __sync_synchronize();
+    board->written[comm->rank] = comm->round;
+    if (!all_came(board->written, comm)) return 1;
+    for (size_t i = 0; i < sum->n; i++) {
+        sum->x[i] = board->numbers[0][i];
+        for (int k = 1; k < comm->size; k++) sum->x[i] += board->numbers[k][i];
+    }
+    __sync_synchronize();
+    board->read[comm->rank] = comm->round;
+    return 0;
+}
+int ncclGetVersion(int *version) { *version = 22803; return 0; }
+int ncclGetUniqueId(struct identity *id) {
+    const char *folder = getenv("TMPDIR");
+    snprintf(id->path, sizeof id->path, "%s/fake-nccl-%d", folder ? folder : "/tmp", getpid());
+    return 0;
+}
+int ncclCommInitRank(void **out, int size, struct identity id, int rank) {
+    struct comm *comm = *out = calloc(1, sizeof *comm);
+    int file = open(id.path, O_RDWR | O_CREAT, 0600);
+    if (file < 0 || size > MOST_RANKS || ftruncate(file, sizeof(struct board))) return 2;
+    comm->rank = rank, comm->size = size;
+    comm->board = mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    /* All have opened it before its name goes. */
+    comm->round = 1, comm->board->read[rank] = 1;
+    if (!all_came(comm->board->read, comm)) return 2;
+    unlink(id.path);
+    return 0;
+}
+int ncclCommDestroy(void *comm) { return 0; }
+int ncclCommAbort(void *comm) { ((void (*)(void))driver("fake_release"))(); return 0; }
+int ncclCommGetAsyncError(void *comm, int *code) { *code = 0; return 0; }
+int ncclAllReduce(void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
+    struct sum *sum = malloc(sizeof *sum);
+    *sum = (struct sum){comm, to, n};
+    if (n > MOST_NUMBERS || type != 8 || op != 0 || from != to) return 4;
+    ((void (*)(int (*)(void *), void *))driver("fake_start"))(add_up, sum);
+    return 0;
+}

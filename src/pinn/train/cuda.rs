@@ -162,7 +162,13 @@ impl PinnCudaLearner {
     }
 
     /// Sends the numbers of a batch ahead of it, without waiting for the device unless it is far behind.
-    fn send(&mut self, numbers: Numbers, batch: &[Resident], chosen: Option<&[bool]>) -> Result<Arc<Shape>> {
+    fn send(
+        &mut self,
+        numbers: Numbers,
+        batch: &[Resident],
+        chosen: Option<&[bool]>,
+        team: &mut Team,
+    ) -> Result<Arc<Shape>> {
         let class = turn_of(numbers, batch, chosen, &mut self.bytes);
         let shape = self.core.shape(class)?;
         let device = self.core.device.clone();
@@ -170,7 +176,8 @@ impl PinnCudaLearner {
         if self.ring.len() <= at {
             self.ring.push((Pinned::new(&device, 2 * self.bytes.len())?, Event::new(&device)?));
         } else {
-            self.ring[at].1.wait()?;
+            let comm = if let Sum::Nccl(comm) = &mut self.sum { Some(comm) } else { None };
+            gpu_sum::wait_for(&self.ring[at].1, comm, team, self.stall_timeout)?;
             if self.ring[at].0.bytes().len() < self.bytes.len() {
                 self.ring[at].0 = Pinned::new(&device, 2 * self.bytes.len())?;
             }
@@ -265,7 +272,7 @@ impl PinnCudaLearner {
     }
 
     /// The errors of this rank's share of the evaluation set.
-    fn own_errors(&mut self, team: &Team) -> Result<PinnMetrics> {
+    fn own_errors(&mut self, team: &mut Team) -> Result<PinnMetrics> {
         let mut metrics = PinnMetrics::default();
         let Some(evaluation) = &self.evaluation else { return Ok(metrics) };
         let (batches, count) = (evaluation.batches.clone(), evaluation.count);
@@ -274,7 +281,7 @@ impl PinnCudaLearner {
             let keyed: Vec<_> = batch.iter().enumerate().map(|(n, s)| ((true, k, n), s)).collect();
             let places = self.places(&keyed)?;
             let chosen = self.loss.chosen_forces(batch.iter().map(|s| &s.labels), 0, 0);
-            let shape = self.send(Numbers::default(), &places, chosen.as_deref())?;
+            let shape = self.send(Numbers::default(), &places, chosen.as_deref(), team)?;
             self.core.first_pass(&shape)?;
             self.core.loss(&shape)?;
             metrics.add(&self.value(&places)?);
@@ -304,7 +311,7 @@ impl Learner for PinnCudaLearner {
         };
         let labels = keyed.iter().map(|(_, structure)| &structure.labels);
         let chosen = self.loss.chosen_forces(labels, turn.step, team.rank() as u64);
-        let shape = self.send(numbers, &places, chosen.as_deref())?;
+        let shape = self.send(numbers, &places, chosen.as_deref(), team)?;
         self.replay(&shape)?;
         drop(span);
         let mut stop = profiler.time(Phase::Communication, || self.mean(team, turn.stop))?;

@@ -46,7 +46,7 @@ impl CudaLearner {
     /// Errors of the validation batches of this rank: number, atoms, values.
     pub(super) fn own_batches(
         &mut self,
-        team: &Team,
+        team: &mut Team,
         display: u64,
         lr: f64,
     ) -> Result<Vec<(u64, f64, Vec<f64>)>> {
@@ -66,7 +66,7 @@ impl CudaLearner {
             let shape = self.core.shape(&slots)?;
             let mut numbers = self.turn(0, lr, 0.0, &slots, PLACES - 1);
             numbers.count = 0.0; // nothing is learnt here
-            self.send(&numbers, &slots)?;
+            self.send(&numbers, &slots, team)?;
             self.core.first_pass(&shape)?;
             self.sent()?;
             let value = self.values_at(PLACES - 1)?;
