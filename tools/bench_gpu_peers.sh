@@ -13,7 +13,7 @@
 # at its first step, and goes on when it is its turn and nothing else runs; samples/s are those of the second half of a run.
 # With ALONE=1 they start one after another, which is longer but gives the time that a start takes.
 # BATCHES (default: 1 16 64; 256 is known too) and ROWS (default: all, see `PLAN`) choose what is run. Nothing that has not
-# come to its first step after START seconds (default: 200) is waited for. What is missing or fails is skipped by name, with
+# come to its first step after START seconds (default: 400) is waited for. What is missing or fails is skipped by name, with
 # the reason.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -53,7 +53,7 @@ exec python3 - "$bin/dp" "$out" "$frames" <<'PYTHON'
 import importlib.util, json, os, re, signal, subprocess, sys, threading, time
 
 DP, OUT, FRAMES = sys.argv[1:]
-ALONE, START = os.environ.get("ALONE") == "1", float(os.environ.get("START", "200"))
+ALONE, START = os.environ.get("ALONE") == "1", float(os.environ.get("START", "400"))
 BATCHES = [int(b) for b in os.environ.get("BATCHES", "1 16 64").split()]
 # Name, words, steps for each batch.
 PLAN = [
@@ -153,6 +153,8 @@ class Run:
             self.why = next((why for why, pattern in REASONS if re.search(pattern, text)), "failed")
         if self.why:
             print(f"{self.name}, {self.batch} frames: {self.why}: {' | '.join(self.lines[-3:])[-300:]}", flush=True)
+        else:
+            print(f"{self.name}, {self.batch} frames: {self.speed():.1f} samples/s, {time.time() - began:.0f} s", flush=True)
 
     def speed(self):
         return None if self.took is None else self.steps // 2 * self.batch / max(self.took, 1e-9)
