@@ -66,7 +66,7 @@ impl<E: Engine> Learner for CpuLearner<E> {
         }
     }
 
-    fn snapshot(&mut self) -> Result<Snapshot> {
+    fn snapshot(&mut self, _team: &mut Team) -> Result<Snapshot> {
         let [mut params, mut first, mut second] = [0; 3].map(|_| self.spare.pop().unwrap_or_default());
         params.clear();
         params.extend_from_slice(&self.stepper.params);

@@ -63,6 +63,13 @@ enum Sum {
     Host(Box<GradientSum>),
 }
 
+impl Sum {
+    /// Through which GPUs wait for each other.
+    fn comm(&mut self) -> Option<&mut NcclComm> {
+        if let Sum::Nccl(comm) = self { Some(comm) } else { None }
+    }
+}
+
 /// What a recorded step does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Recorded {
@@ -230,12 +237,16 @@ impl CudaLearner {
     }
 
     /// Brings what a batch needs to the device.
-    fn place(&mut self, batch: Placed) -> Result<Vec<u32>> {
+    fn place(&mut self, batch: Placed, team: &mut Team) -> Result<Vec<u32>> {
         for slot in batch.leaving {
             self.core.store.remove(slot as usize)?;
         }
         for (slot, frame) in batch.coming {
-            self.core.cover(&frame.facts, |core| core.params())?;
+            let (sum, stall_timeout) = (&mut self.sum, self.stall_timeout);
+            self.core.cover(&frame.facts, |core| {
+                gpu_sum::wait(&core.device, sum.comm(), team, stall_timeout)?;
+                core.params()
+            })?;
             self.core.put(slot as usize, &frame)?;
             self.core.store.keep(frame);
         }
@@ -281,8 +292,7 @@ impl CudaLearner {
     fn send(&mut self, turn: &layout::Turn, slots: &[u32], team: &mut Team) -> Result<()> {
         let at = self.next % AHEAD;
         if self.next >= AHEAD {
-            let comm = if let Sum::Nccl(comm) = &mut self.sum { Some(comm) } else { None };
-            gpu_sum::wait_for(&self.taken[at], comm, team, self.stall_timeout)?;
+            gpu_sum::wait_for(&self.taken[at], self.sum.comm(), team, self.stall_timeout)?;
         }
         let each = self.ring.bytes().len() / AHEAD;
         let memory = &mut self.ring.bytes_mut()[at * each..(at + 1) * each];
@@ -356,7 +366,11 @@ impl CudaLearner {
         for draw in 0..self.draws {
             let batch = profiler.time(Phase::DataWait, || self.feed.next())?;
             let span = profiler.span(Phase::Forward);
-            let slots = self.place(batch)?;
+            let slots = self.place(batch, team)?;
+            // A new kind of batch may need memory that steps under way still use.
+            if !self.core.knows(&slots) {
+                self.wait(team)?;
+            }
             let shape = self.core.shape(&slots)?;
             let place = (first_place + draw) % (PLACES - 1); // the last is for validation
             let mut numbers = self.turn(turn.step, turn.rate.schedule, turn.rate.scaled, &slots, place);
@@ -391,8 +405,7 @@ impl CudaLearner {
 
     /// Waits for all steps. Where ranks wait for each other on their GPUs, one that is gone is found out and named.
     fn wait(&mut self, team: &mut Team) -> Result<()> {
-        let comm = if let Sum::Nccl(comm) = &mut self.sum { Some(comm) } else { None };
-        gpu_sum::wait(&self.core.device, comm, team, self.stall_timeout)
+        gpu_sum::wait(&self.core.device, self.sum.comm(), team, self.stall_timeout)
     }
 
     /// Looks at what the device found out some steps ago: diverged losses, series that are too short, wishes to stop.
@@ -413,6 +426,7 @@ impl CudaLearner {
         let status = self.looked_at();
         self.judge(&status)?;
         if status.tail >= self.core.tolerance() {
+            self.wait(team)?;
             let terms = self.core.n_terms().unwrap_or(0);
             let params = self.core.params()?;
             self.core.adapt(&params, terms + 1)?;
@@ -511,8 +525,8 @@ impl Learner for CudaLearner {
         validate::mean_over_ranks(team, local)
     }
 
-    fn snapshot(&mut self) -> Result<Snapshot> {
-        self.core.device.synchronize()?;
+    fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot> {
+        self.wait(team)?;
         let status = self.core.status()?;
         self.judge(&status)?;
         let (mut first_moment, mut second_moment) =

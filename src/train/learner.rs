@@ -18,7 +18,7 @@ pub trait Learner {
     fn validate(&mut self, team: &mut Team, display: u64, lr: f64) -> Result<Vec<f64>>;
 
     /// What a checkpoint holds of it. Waits for all steps so far.
-    fn snapshot(&mut self) -> Result<Snapshot>;
+    fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot>;
 
     /// Takes back the memory of an earlier snapshot: filling new memory takes longer than the copy itself.
     fn recycle(&mut self, _spare: Vec<Vec<f64>>) {}

@@ -283,7 +283,7 @@ impl<'a> Run<'a> {
         if let Some(spare) = self.root.as_mut().and_then(|root| root.writer.take_spare()) {
             self.learner.recycle(spare.into_numbers());
         }
-        let snapshot = self.learner.snapshot();
+        let snapshot = self.learner.snapshot(team);
         let snapshot = team.agree(snapshot)?;
         if team.size() > 1 {
             let hashes = team.gather(&hash(&snapshot.params))?;

@@ -213,9 +213,8 @@ impl Core {
         self.store.put(slot, frame, nets, &self.constants)
     }
 
-    /// The kind of batch that these slots make, after the frames that were put into them are there.
-    pub fn shape(&mut self, slots: &[u32]) -> Result<Arc<Shape>> {
-        self.store.publish()?;
+    /// Tells kinds of batches apart; and whether the series describes all frames of this one.
+    fn kind_of(&self, slots: &[u32]) -> (u128, bool) {
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
         let mut by_series = self.series.is_some();
         for &slot in slots {
@@ -224,7 +223,18 @@ impl Core {
             by_series = by_series && self.series.as_ref().is_some_and(|s| facts.covered_by(&s.plan));
         }
         hasher.update(&[u8::from(by_series)]);
-        let key = hasher.digest128();
+        (hasher.digest128(), by_series)
+    }
+
+    /// Whether a batch of these slots has come before, so that [`Core::shape`] waits for nothing.
+    pub fn knows(&self, slots: &[u32]) -> bool {
+        self.shapes.contains_key(&self.kind_of(slots).0)
+    }
+
+    /// The kind of batch that these slots make, after the frames that were put into them are there.
+    pub fn shape(&mut self, slots: &[u32]) -> Result<Arc<Shape>> {
+        self.store.publish()?;
+        let (key, by_series) = self.kind_of(slots);
         if let Some(known) = self.shapes.get(&key) {
             return Ok(known.clone());
         }

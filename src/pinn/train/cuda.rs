@@ -66,6 +66,13 @@ pub enum Sum {
     Host(Box<GradientSum>),
 }
 
+impl Sum {
+    /// Through which GPUs wait for each other.
+    fn comm(&mut self) -> Option<&mut NcclComm> {
+        if let Sum::Nccl(comm) = self { Some(comm) } else { None }
+    }
+}
+
 /// What a learner starts from.
 pub struct Start {
     pub device: Arc<Device>,
@@ -170,14 +177,17 @@ impl PinnCudaLearner {
         team: &mut Team,
     ) -> Result<Arc<Shape>> {
         let class = turn_of(numbers, batch, chosen, &mut self.bytes);
+        // A new kind of batch may need memory that steps under way still use.
+        if !self.core.knows(&class) {
+            self.wait(team)?;
+        }
         let shape = self.core.shape(class)?;
         let device = self.core.device.clone();
         let at = self.next % AHEAD;
         if self.ring.len() <= at {
             self.ring.push((Pinned::new(&device, 2 * self.bytes.len())?, Event::new(&device)?));
         } else {
-            let comm = if let Sum::Nccl(comm) = &mut self.sum { Some(comm) } else { None };
-            gpu_sum::wait_for(&self.ring[at].1, comm, team, self.stall_timeout)?;
+            gpu_sum::wait_for(&self.ring[at].1, self.sum.comm(), team, self.stall_timeout)?;
             if self.ring[at].0.bytes().len() < self.bytes.len() {
                 self.ring[at].0 = Pinned::new(&device, 2 * self.bytes.len())?;
             }
@@ -252,8 +262,7 @@ impl PinnCudaLearner {
 
     /// Waits for all steps.
     fn wait(&mut self, team: &mut Team) -> Result<()> {
-        let comm = if let Sum::Nccl(comm) = &mut self.sum { Some(comm) } else { None };
-        gpu_sum::wait(&self.core.device, comm, team, self.stall_timeout)
+        gpu_sum::wait(&self.core.device, self.sum.comm(), team, self.stall_timeout)
     }
 
     /// What the device found out: the norm of the gradient, and whether a rank wishes to stop.
@@ -344,7 +353,8 @@ impl Learner for PinnCudaLearner {
         metrics_over_ranks(team, metrics, &names)
     }
 
-    fn snapshot(&mut self) -> Result<Snapshot> {
+    fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot> {
+        self.wait(team)?;
         self.judge()?;
         let read = |buffer: &crate::engine::cuda::device::Buffer| -> Result<Vec<f64>> {
             let mut values = vec![0.0; self.core.n_params()];

@@ -96,7 +96,7 @@ impl Learner for PinnLearner {
         metrics_over_ranks(team, metrics, &names)
     }
 
-    fn snapshot(&mut self) -> Result<Snapshot> {
+    fn snapshot(&mut self, _team: &mut Team) -> Result<Snapshot> {
         Ok(Snapshot {
             params: self.params.clone(),
             first_moment: self.adam.first_moment.clone(),

@@ -135,6 +135,11 @@ impl Core {
         self.pack()
     }
 
+    /// Whether a batch of this class has come before, so that [`Core::shape`] waits for nothing.
+    pub fn knows(&self, class: &Class) -> bool {
+        self.shapes.contains_key(class)
+    }
+
     /// The shape of a class, with room for it.
     pub fn shape(&mut self, class: Class) -> Result<Arc<Shape>> {
         if let Some(known) = self.shapes.get(&class) {
