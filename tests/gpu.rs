@@ -6,37 +6,14 @@
 mod common;
 
 use common::place::{LONG, Place as JobPlace, my_turn, said, succeed};
-use common::{Ended, Place, small_input};
+use common::{Ended, Place, can_run_kernels, small_input, stand_ins};
 use phalanx::checkpoint;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-/// A folder with the stand-in libraries, or why there is none.
+/// A folder with stand-in libraries, or why there is none.
 fn fake(place: &Place, files: &[&str]) -> Option<PathBuf> {
-    fake_in(place.path("lib"), files)
-}
-
-fn fake_in(folder: PathBuf, files: &[&str]) -> Option<PathBuf> {
-    std::fs::create_dir_all(&folder).unwrap();
-    let fake = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake");
-    let library = folder.join(files[0]);
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-w", "-O1", "-o"])
-        .arg(&library)
-        .arg(format!("-DEMULATE_H=\"{}\"", fake.join("emulate.h").display()))
-        .arg(fake.join("cuda.c"))
-        .args(["-ldl", "-lpthread"])
-        .status()
-        .is_ok_and(|status| status.success());
-    if !built {
-        println!("{}: skipped, no C compiler", std::thread::current().name().unwrap_or("a test"));
-        return None;
-    }
-    for file in &files[1..] {
-        std::fs::copy(&library, folder.join(file)).unwrap();
-    }
-    Some(folder)
+    stand_ins(place.path("lib"), files)
 }
 
 const BOTH: [&str; 2] = ["libcuda.so.1", "libnvrtc.so.13"];
@@ -210,9 +187,8 @@ fn nets_that_no_series_describes_are_trained_on_the_gpu_and_stay_without_one_aft
 
 #[test]
 fn kernels_that_run_on_the_cpu_train_as_the_cpu_engine_does() {
-    let has_compiler = Command::new("c++").arg("--version").output().is_ok_and(|out| out.status.success());
-    if !has_compiler {
-        return println!("kernels_that_run_on_the_cpu: skipped, no C++ compiler");
+    if !can_run_kernels() {
+        return;
     }
     // Steps are recorded from the second on, and replayed after that.
     let place = Place::with_data();
@@ -240,7 +216,7 @@ fn kernels_that_run_on_the_cpu_train_as_the_cpu_engine_does() {
 
 /// Two ranks on two stand-in GPUs, joined by a stand-in NCCL.
 fn two_gpus(place: &JobPlace, more: &[(&str, &str)]) -> Option<Vec<common::Job>> {
-    let folder = fake_in(place.path("lib"), &[BOTH[0], BOTH[1], "libnccl.so.2"])?;
+    let folder = stand_ins(place.path("lib"), &[BOTH[0], BOTH[1], "libnccl.so.2"])?;
     let (cache, folder) = (place.path("cache"), folder.to_str().unwrap());
     let common = [
         ("LD_LIBRARY_PATH", folder),
@@ -253,9 +229,8 @@ fn two_gpus(place: &JobPlace, more: &[(&str, &str)]) -> Option<Vec<common::Job>>
 
 #[test]
 fn two_gpus_joined_by_nccl_train_as_one_with_twice_the_draws() {
-    let has_compiler = Command::new("c++").arg("--version").output().is_ok_and(|out| out.status.success());
-    if !has_compiler {
-        return println!("two_gpus_joined_by_nccl: skipped, no C++ compiler");
+    if !can_run_kernels() {
+        return;
     }
     let _turn = my_turn();
     let steps = [("/training/numb_steps", json!(6)), ("/training/disp_freq", json!(2))];

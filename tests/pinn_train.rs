@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Job, OPEN_MPI, find, free_port};
+use common::{Job, OPEN_MPI, can_run_kernels, find, free_port, stand_ins};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -44,6 +44,10 @@ impl Place {
 
     /// Ranks whose variables are set by hand.
     fn by_hand(&self, n: usize, args: &str) -> Vec<Job> {
+        self.by_hand_with(n, args, &[])
+    }
+
+    fn by_hand_with(&self, n: usize, args: &str, env: &[(&str, &str)]) -> Vec<Job> {
         let (port, size) = (free_port().to_string(), n.to_string());
         let start = |rank: usize| {
             let rank = rank.to_string();
@@ -54,6 +58,7 @@ impl Place {
                 ("MASTER_ADDR", "127.0.0.1"),
                 ("MASTER_PORT", &port),
             ]);
+            command.envs(env.iter().copied());
             Job::start(command)
         };
         let jobs: Vec<Job> = (0..n).map(start).collect();
@@ -185,6 +190,36 @@ fn ranks_average_their_gradients_and_scale_the_rate() {
     }
     // Only rank 0 writes.
     assert_eq!(jobs[1].lines_with("step ").count(), 0, "{}", jobs[1].said.join("\n"));
+}
+
+/// Kernels run on the CPU; GPUs and NCCL are stand-ins.
+#[test]
+fn gpus_joined_by_nccl_train_as_ranks_without_gpus_do() {
+    if !can_run_kernels() {
+        return;
+    }
+    let place = Place::new(&small(0.001));
+    let Some(lib) = stand_ins(place.path("lib"), &["libcuda.so.1", "libnvrtc.so.13", "libnccl.so.2"]) else {
+        return;
+    };
+    let cache = place.path("cache");
+    let env = [
+        ("LD_LIBRARY_PATH", lib.to_str().unwrap()),
+        ("XDG_CACHE_HOME", cache.to_str().unwrap()),
+        ("FAKE_CUDA_DEVICES", "2"),
+        ("FAKE_CUDA_RUNS", "1"),
+    ];
+    // Steps are recorded from the second on, and replayed after that.
+    let train = "train params.yml -t a.xyz -e b.xyz -b 2 --train-steps 6 --log-every 2 --ckpt-every 3";
+    let jobs = place.by_hand_with(2, &format!("{train} -d on_gpus --device cuda"), &env);
+    jobs.iter().for_each(good);
+    assert_eq!(jobs[0].lines_with("gradients are added up by NCCL").count(), 1, "{:?}", jobs[0].said);
+    place.by_hand(2, &format!("{train} -d on_cpus --device cpu")).iter().for_each(good);
+    let (gpus, cpus) = (evaluations(&place, "on_gpus"), evaluations(&place, "on_cpus"));
+    assert!(gpus.len() >= 2 && gpus.len() == cpus.len(), "{gpus:?} {cpus:?}");
+    for (a, b) in gpus.iter().flatten().zip(cpus.iter().flatten()) {
+        assert!((a - b).abs() <= 1e-5 * b.abs(), "{gpus:?} {cpus:?}");
+    }
 }
 
 #[test]

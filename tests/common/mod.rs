@@ -4,6 +4,8 @@
 pub mod place; // a folder of a job of several ranks
 mod binary; // the real binary in a fresh folder, with small data and a small net
 mod launchers; // launchers that are installed here
+mod stand_ins; // libraries of a GPU that is not there
 
 pub use binary::*;
 pub use launchers::*;
+pub use stand_ins::*;

@@ -121,11 +121,6 @@ int cuMemcpyDtoHAsync_v2(void *to, ptr from, size_t bytes, void *stream) {
     memcpy(to, (void *)from, bytes);
     return 0;
 }
-int cuMemsetD8Async(ptr at, unsigned char value, size_t bytes, void *stream) {
-    ALIVE;
-    if (value || getenv("FAKE_CUDA_RUNS")) memset((void *)at, value, bytes);
-    return 0;
-}
 int cuStreamCreate(void **stream, unsigned flags) { *stream = &used; return 0; }
 /* A sum over ranks that will never be complete: nothing that was started after it ends, until it is given up. */
 static volatile int hangs;
@@ -172,6 +167,20 @@ void fake_start(int (*work)(void *), void *argument) {
     else run(&start);
 }
 void fake_release(void) { hangs = 0; }
+struct filling { ptr at; unsigned char value; size_t bytes; };
+static int fill(void *argument) {
+    struct filling *filling = argument;
+    if (filling->value || getenv("FAKE_CUDA_RUNS")) memset((void *)filling->at, filling->value, filling->bytes);
+    return 0;
+}
+int cuMemsetD8Async(ptr at, unsigned char value, size_t bytes, void *stream) {
+    ALIVE;
+    struct filling filling = {at, value, bytes}, *kept;
+    if (!recording) return fill(&filling);
+    kept = malloc(sizeof *kept), *kept = filling;
+    fake_start(fill, kept);
+    return 0;
+}
 int cuGraphLaunch(void *exec, void *stream) {
     struct graph *graph = exec;
     if (++steps == number("FAKE_CUDA_LOST", 0)) is_lost = 1;

@@ -1,0 +1,40 @@
+//! Libraries that stand in for those of a GPU: `fake/cuda.c`.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+fn skipped(why: &str) {
+    println!("{}: skipped, {why}", std::thread::current().name().unwrap_or("a test"));
+}
+
+/// Makes a folder with stand-ins of these names, or says why there is none.
+pub fn stand_ins(folder: PathBuf, names: &[&str]) -> Option<PathBuf> {
+    std::fs::create_dir_all(&folder).unwrap();
+    let fake = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake");
+    let library = folder.join(names[0]);
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-w", "-O1", "-o"])
+        .arg(&library)
+        .arg(format!("-DEMULATE_H=\"{}\"", fake.join("emulate.h").display()))
+        .arg(fake.join("cuda.c"))
+        .args(["-ldl", "-lpthread"])
+        .status()
+        .is_ok_and(|status| status.success());
+    if !built {
+        skipped("no C compiler");
+        return None;
+    }
+    for name in &names[1..] {
+        std::fs::copy(&library, folder.join(name)).unwrap();
+    }
+    Some(folder)
+}
+
+/// Whether kernels can be compiled for the CPU here.
+pub fn can_run_kernels() -> bool {
+    let can = Command::new("c++").arg("--version").output().is_ok_and(|out| out.status.success());
+    if !can {
+        skipped("no C++ compiler");
+    }
+    can
+}
