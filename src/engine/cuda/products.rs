@@ -277,7 +277,8 @@ fn team(gpu: &Gpu, operands: Operands, tasks: &[Task]) -> Option<(Tiles, usize)>
     let ends = |t: &Task| t.kind == Kind::Forward as i32 || t.kind == Kind::Tangent as i32;
     let k = longest(tasks);
     let is_long = k >= LEAST_OF_TEAM && tasks.iter().all(|t| ends(t) && t.k as usize == k);
-    if !gpu.teams || operands != Operands::Nn || !is_long {
+    let fits = tiles.shared(operands, gpu.numbers.size()) <= gpu.max_shared;
+    if !gpu.teams || operands != Operands::Nn || !is_long || !fits {
         return None;
     }
     let count: usize = tasks.iter().map(|t| tiles.count(t)).sum();
@@ -413,8 +414,8 @@ mod tests {
         assert_eq!(pieces(1, 1600), Some(8));
         let tasks = [task(64, 240, 1600, Kind::Store)];
         assert!(team(&h200(Numbers::F64), Operands::Nn, &tasks).is_none());
-        let bytes = team_tiles().shared(Operands::Nn, 8);
-        assert!(bytes <= h200(Numbers::F64).max_shared, "{bytes} bytes");
+        let smaller = Gpu { max_shared: 100_000, ..h200(Numbers::F64) };
+        assert!(team(&smaller, Operands::Nn, &[task(64, 240, 1600, Kind::Forward)]).is_none());
     }
 
     #[test]
