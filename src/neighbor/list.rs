@@ -363,23 +363,31 @@ mod tests {
 
     #[test]
     fn the_time_for_a_list_grows_linearly_up_to_100_000_atoms() {
-        let mut per_atom = Vec::new();
-        for n in [1_000, 10_000, 100_000] {
-            // One atom in 10 A^3, as in water.
+        let water = |n: usize| {
+            // One atom in 10 A^3.
             let size = (10.0 * n as f64).cbrt();
             let types: Vec<i32> = (0..n).map(|i| (i % 2) as i32).collect();
             let cell = [size, 0.0, 0.0, 0.0, size, 0.0, 0.0, 0.0, size];
-            let f = frame(scattered(n, size), &types, Some(cell));
-            // The best of a few, as other tests run beside this one.
-            let time = || {
-                let began = std::time::Instant::now();
-                let list = NeighborList::new(&f, 6.0, 2, None).unwrap();
-                (began.elapsed().as_secs_f64() * 1e6 / n as f64, list.n_pairs())
-            };
-            let (us, n_pairs) = (0..3).map(|_| time()).min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-            println!("{n} atoms: {us:.2} us each, {:.1} neighbours", n_pairs as f64 / n as f64);
-            per_atom.push(us);
+            frame(scattered(n, size), &types, Some(cell))
+        };
+        let frames = [1_000, 10_000, 100_000].map(water);
+        let us_per_atom = |f: &Frame| {
+            let began = std::time::Instant::now();
+            let list = NeighborList::new(f, 6.0, 2, None).unwrap();
+            let us = began.elapsed().as_secs_f64() * 1e6 / f.n_atoms() as f64;
+            println!("{} atoms: {us:.2} us each, {} pairs", f.n_atoms(), list.n_pairs());
+            us
+        };
+        // Other programs may take the machine in any one round, a search that is not linear in all of them.
+        let mut best = [f64::INFINITY; 3];
+        for _ in 0..8 {
+            for (best, f) in best.iter_mut().zip(&frames) {
+                *best = best.min(us_per_atom(f));
+            }
+            if best[2] < 2.0 * best[0] {
+                return;
+            }
         }
-        assert!(per_atom[2] < 2.0 * per_atom[0], "100,000 atoms take {per_atom:?} us each");
+        panic!("100,000 atoms take {best:?} us each");
     }
 }
