@@ -3,11 +3,10 @@
 mod validation;
 
 use super::feed::{Feed, FeedOptions, Placed, frame_bytes};
-use super::gpu_sum;
+use super::gpu_sum::Sum;
 use super::learner::{Learner, Snapshot, StepReport, Turn};
 use super::session::Session;
 use super::setup::Setup;
-use super::step::GradientSum;
 use super::team::Team;
 use super::validate;
 use crate::engine::choice::Gpu;
@@ -17,7 +16,6 @@ use crate::engine::cuda::frame::{
     HostFrame, LABEL_ATOM_ENERGY, LABEL_ATOM_PREF, LABEL_ENERGY, LABEL_FORCE, LABEL_VIRIAL,
 };
 use crate::engine::cuda::layout::{self, Status};
-use crate::engine::cuda::nccl::NcclComm;
 use crate::engine::cuda::shape::Shape;
 use crate::engine::cuda::staging::Staging;
 use crate::engine::cuda::{Device, Numbers};
@@ -50,25 +48,6 @@ const LOOK_AFTER: u64 = 8;
 const MOST_GRAPHS: usize = 64;
 /// Terms of the series that the memory of frames is counted with.
 const COUNTED_TERMS: usize = 64;
-
-/// How gradients of ranks and draws become one.
-enum Sum {
-    /// One draw of one rank: nothing to add up.
-    Alone,
-    /// Draws of one rank are added up on the device.
-    Draws,
-    /// On the device, over ranks by NCCL.
-    Nccl(NcclComm),
-    /// On the host: ranks that share a GPU, and sums that must not depend on the number of ranks.
-    Host(Box<GradientSum>),
-}
-
-impl Sum {
-    /// Through which GPUs wait for each other.
-    fn comm(&mut self) -> Option<&mut NcclComm> {
-        if let Sum::Nccl(comm) = self { Some(comm) } else { None }
-    }
-}
 
 /// What a recorded step does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,8 +118,10 @@ impl CudaLearner {
         let feed = start_feed(team, session, setup, &device, first_slot, bytes);
         let feed = team.agree(feed)?;
         let wishes = Wishes::from_env(&env);
-        let sum = Self::choose_sum(team, setup, &device, shared, &env)?;
-        let draws = training.gradient_accumulation;
+        let (draws, n_params) = (training.gradient_accumulation, setup.params.len());
+        let blocks =
+            training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
+        let sum = Sum::choose(team, &device, shared, n_params, draws, blocks, &env)?;
         let most = setup
             .data
             .training
@@ -216,26 +197,6 @@ impl CudaLearner {
         Ok(core)
     }
 
-    fn choose_sum(
-        team: &mut Team,
-        setup: &Setup,
-        device: &Arc<Device>,
-        shared: bool,
-        env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Sum> {
-        let training = &setup.input.training;
-        let (draws, size) = (training.gradient_accumulation, team.size());
-        if let Some(comm) = gpu_sum::connect(team, device, shared, training.reproducible, env)? {
-            return Ok(Sum::Nccl(comm));
-        }
-        if size > 1 || training.reproducible {
-            let blocks =
-                training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
-            return Ok(Sum::Host(Box::new(GradientSum::new(setup.params.len(), draws, blocks))));
-        }
-        Ok(if draws > 1 { Sum::Draws } else { Sum::Alone })
-    }
-
     /// Brings what a batch needs to the device.
     fn place(&mut self, batch: Placed, team: &mut Team) -> Result<Vec<u32>> {
         for slot in batch.leaving {
@@ -244,7 +205,7 @@ impl CudaLearner {
         for (slot, frame) in batch.coming {
             let (sum, stall_timeout) = (&mut self.sum, self.stall_timeout);
             self.core.cover(&frame.facts, |core| {
-                gpu_sum::wait(&core.device, sum.comm(), team, stall_timeout)?;
+                sum.wait(&core.device, team, stall_timeout)?;
                 core.params()
             })?;
             self.core.put(slot as usize, &frame)?;
@@ -292,7 +253,7 @@ impl CudaLearner {
     fn send(&mut self, turn: &layout::Turn, slots: &[u32], team: &mut Team) -> Result<()> {
         let at = self.next % AHEAD;
         if self.next >= AHEAD {
-            gpu_sum::wait_for(&self.taken[at], self.sum.comm(), team, self.stall_timeout)?;
+            self.sum.wait_for(&self.taken[at], team, self.stall_timeout)?;
         }
         let each = self.ring.bytes().len() / AHEAD;
         let memory = &mut self.ring.bytes_mut()[at * each..(at + 1) * each];
@@ -405,7 +366,7 @@ impl CudaLearner {
 
     /// Waits for all steps. Where ranks wait for each other on their GPUs, one that is gone is found out and named.
     fn wait(&mut self, team: &mut Team) -> Result<()> {
-        gpu_sum::wait(&self.core.device, self.sum.comm(), team, self.stall_timeout)
+        self.sum.wait(&self.core.device, team, self.stall_timeout)
     }
 
     /// Looks at what the device found out some steps ago: diverged losses, series that are too short, wishes to stop.
@@ -419,7 +380,7 @@ impl CudaLearner {
         if step % LOOK_EVERY != LOOK_AFTER - 1 || !std::mem::take(&mut self.looked.2) {
             return Ok(None);
         }
-        if team.size() > 1 && matches!(self.sum, Sum::Nccl(_)) && !self.looked.1.passed()? {
+        if self.sum.is_joined(team) && !self.looked.1.passed()? {
             self.wait(team)?;
         }
         self.looked.1.wait()?;
@@ -497,9 +458,7 @@ impl Learner for CudaLearner {
         let (first_place, mut stop) = self.draws(turn, team, profiler)?;
         let span = profiler.span(Phase::Optimizer);
         let status = self.look(turn.step, team)?;
-        if let Sum::Nccl(_) = self.sum
-            && team.size() > 1
-        {
+        if self.sum.is_joined(team) {
             // All ranks read the same sum at the same step.
             stop = status.is_some_and(|status| status.stop > 0.0);
         }

@@ -17,7 +17,7 @@ pub mod collect; // log lines of other hosts travel to rank 0
 pub mod session; // launcher, log, ranks, threads
 pub mod cpu; // learning on CPU threads
 pub mod feed; // frames for a GPU, and which of them stay there
-pub mod gpu_sum; // sums over GPUs, for both model families
+pub mod gpu_sum; // how gradients of GPUs become one, for both model families
 pub mod cuda; // learning on a GPU
 pub mod run; // the loop, the same for all model families
 pub mod dp; // trains a Deep Potential

@@ -4,7 +4,6 @@ use super::learner::{Evaluation, metrics_over_ranks, shown};
 use super::structures::{Nothing, Structure, Structures};
 use crate::engine::cuda::Device;
 use crate::engine::cuda::device::{Event, Graph, Pinned};
-use crate::engine::cuda::nccl::NcclComm;
 use crate::engine::pinet::cuda::core::{Core, LossTerms, Resident, turn_of};
 use crate::engine::pinet::cuda::layout::{Status, Turn as Numbers};
 use crate::engine::pinet::cuda::shape::{Class, Shape, supports};
@@ -15,9 +14,8 @@ use crate::model::pinet::options::ModelOptions;
 use crate::optim::keras_adam::KerasAdam;
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::Queue;
-use crate::train::gpu_sum;
+use crate::train::gpu_sum::Sum;
 use crate::train::learner::{Learner, Snapshot, StepReport, Turn};
-use crate::train::step::GradientSum;
 use crate::train::team::Team;
 use crate::{Result, bail};
 use serde_json::Value;
@@ -54,23 +52,6 @@ pub struct PinnCudaLearner {
     graphs: HashMap<Class, Option<Graph>>,
     generation: u64,
     records: bool,
-}
-
-/// How gradients of ranks become one.
-pub enum Sum {
-    /// One rank: nothing to add up.
-    Alone,
-    /// On the devices, by NCCL.
-    Nccl(NcclComm),
-    /// On the host: ranks that share a GPU, and sums that must not depend on the number of ranks.
-    Host(Box<GradientSum>),
-}
-
-impl Sum {
-    /// Through which GPUs wait for each other.
-    fn comm(&mut self) -> Option<&mut NcclComm> {
-        if let Sum::Nccl(comm) = self { Some(comm) } else { None }
-    }
 }
 
 /// What a learner starts from.
@@ -187,7 +168,7 @@ impl PinnCudaLearner {
         if self.ring.len() <= at {
             self.ring.push((Pinned::new(&device, 2 * self.bytes.len())?, Event::new(&device)?));
         } else {
-            gpu_sum::wait_for(&self.ring[at].1, self.sum.comm(), team, self.stall_timeout)?;
+            self.sum.wait_for(&self.ring[at].1, team, self.stall_timeout)?;
             if self.ring[at].0.bytes().len() < self.bytes.len() {
                 self.ring[at].0 = Pinned::new(&device, 2 * self.bytes.len())?;
             }
@@ -255,14 +236,9 @@ impl PinnCudaLearner {
         Ok(stop)
     }
 
-    /// Whether GPUs wait for each other.
-    fn is_joined(&self, team: &Team) -> bool {
-        team.size() > 1 && matches!(self.sum, Sum::Nccl(_))
-    }
-
     /// Waits for all steps.
     fn wait(&mut self, team: &mut Team) -> Result<()> {
-        gpu_sum::wait(&self.core.device, self.sum.comm(), team, self.stall_timeout)
+        self.sum.wait(&self.core.device, team, self.stall_timeout)
     }
 
     /// What the device found out: the norm of the gradient, and whether a rank wishes to stop.
@@ -336,7 +312,7 @@ impl Learner for PinnCudaLearner {
                 report.values.push(shown(&self.value(&places)?));
             }
         }
-        if self.is_joined(team) {
+        if self.sum.is_joined(team) {
             // All ranks read the same sum at the same step.
             stop = wish > 0.0;
         }

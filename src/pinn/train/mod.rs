@@ -24,7 +24,7 @@ use crate::pinn::data::detect::DataSet;
 use crate::pinn::params::{Params, write_params};
 use crate::report::tensorboard::EventWriter;
 use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
-use crate::train::gpu_sum;
+use crate::train::gpu_sum::Sum;
 use crate::train::learner::{Learner, StepRate};
 use crate::train::run::{Journal, Plan, Run, Validates};
 use crate::train::session::{self, Session, SessionOptions};
@@ -243,13 +243,7 @@ fn learner(
     let blocks = args.reproducible.then(|| model.table.views().iter().map(|v| v.range()).collect());
     if let Some((device, shared)) = gpu {
         let env = |name: &str| std::env::var(name).ok();
-        let sum = match gpu_sum::connect(team, &device, shared, args.reproducible, &env)? {
-            Some(comm) => cuda::Sum::Nccl(comm),
-            None if team.size() > 1 || args.reproducible => {
-                cuda::Sum::Host(Box::new(GradientSum::new(n, 1, blocks)))
-            }
-            None => cuda::Sum::Alone,
-        };
+        let sum = Sum::choose(team, &device, shared, n, 1, blocks, &env)?;
         let (model, loss, stall_timeout) = (model.clone(), loss.clone(), STALL_TIMEOUT);
         let start = cuda::Start { device, model, loss, params, adam, sum, stall_timeout, queue, evaluation };
         return Ok(Box::new(team.agree(PinnCudaLearner::new(start))?));
