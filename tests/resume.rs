@@ -189,7 +189,8 @@ fn weights_come_from_a_checkpoint_or_a_model_file_and_steps_start_anew() {
     let source = Place::with_data();
     source.input("input.json", &small_input(30, 30));
     source.dp("train input.json").succeeds();
-    source.dp("freeze -o model.dp").succeeds();
+    let frozen = source.dp("freeze -o model.dp").succeeds();
+    assert!(frozen.stderr.contains("dp convert-backend model.dp model.pth"), "{}", frozen.stderr);
     let mut results = Vec::new();
     for flags in ["--init-model old.ckpt", "--init-model model.dp", "--init-frz-model model.dp"] {
         let place = Place::with_data();

@@ -52,7 +52,13 @@ fn run(args: &FreezeArgs) -> Result<()> {
     let model = load_model(&args.checkpoint_folder)?;
     write_model(&output, &model)?;
     log::info!("Saved frozen model to {}", output.display());
+    log::info!("For LAMMPS and ASE, convert it with DeePMD-kit: {}", convert_line(&output, "pth"));
     Ok(())
+}
+
+/// The command of DeePMD-kit that makes a file for MD programs of a model file.
+fn convert_line(model: &Path, ending: &str) -> String {
+    format!("dp convert-backend {} {}", model.display(), model.with_extension(ending).display())
 }
 
 fn refuse_foreign_flags(args: &FreezeArgs) -> Result<()> {
