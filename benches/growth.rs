@@ -6,7 +6,8 @@
 
 mod case;
 
-use case::{Case, Variant};
+use case::{Case, Nets, Variant};
+use phalanx::engine::cpu::chebyshev::Plan;
 
 fn main() {
     let systems: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
@@ -14,17 +15,17 @@ fn main() {
     let wanted = |name: &str| std::env::var("GROWTH").map_or(true, |only| only == name);
     println!("{} threads; ms/step are medians", stock.threads);
     println!(
-        "                                  atoms  neighbours  terms  frames  float64 ms  us/atom  float32 ms  prepare ms"
+        "                                  atoms  neighbours columns  frames  float64 ms  us/atom  float32 ms  prepare ms"
     );
     let row = |name: &str, variant: &Variant, batch: usize| {
         let case = Case::open(variant, &systems);
-        let double = case.time::<f64>(true, batch, 1.5);
-        let single = case.time::<f32>(true, batch, 1.0);
+        let double = case.time::<f64>(Nets::Fresh, batch, 1.5);
+        let single = case.time::<f32>(Nets::Fresh, batch, 1.0);
         let (n, prepare) = (case.frames[0].n_atoms(), case.prepare().iter().sum::<f64>());
         println!(
             "{name:<32} {n:>6} {:>11.0} {:>6} {batch:>7} {:>11.2} {:>8.1} {:>11.2} {:>11.2}",
             case.neighbors(),
-            double.terms.unwrap_or(0),
+            double.plan.as_ref().map_or(0, Plan::columns),
             1e3 * double.median,
             1e6 * double.median / (n * batch) as f64,
             1e3 * single.median,

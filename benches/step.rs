@@ -1,13 +1,14 @@
 //! How fast a training step is: `cargo bench --bench step`.
 //!
 //! The stock water network on the bundled water data (or on the systems given as arguments), float64 and float32,
-//! batches of 1, 4 and 16 frames, by the series and by the net itself: samples/s, GFLOP/s, share of the measured peak of
-//! matrix products, and where the time goes. `STEP_BENCH="float64 series 4"` leaves the others out, `STEP_BENCH=prepare` all
+//! batches of 1, 4 and 16 frames, with embedding nets as they are at the start, with trained ones, and by the net itself:
+//! samples/s, GFLOP/s, share of the measured peak of
+//! matrix products, and where the time goes. `STEP_BENCH="float64 fresh 4"` leaves the others out, `STEP_BENCH=prepare` all
 //! but the preparation of a frame.
 
 mod case;
 
-use case::{Case, Variant, peak};
+use case::{Case, Nets, Variant, peak};
 use phalanx::engine::cpu::real::Real;
 
 fn main() {
@@ -30,10 +31,12 @@ fn main() {
     println!("matrix products: {:.1} GFLOP/s float64, {:.1} float32", peak.0, peak.1);
     println!("precision  embedding  batch    ms/step  samples/s   GFLOP/s   of peak");
     for batch in [1, 4, 16] {
-        time::<f64>(&case, "float64", true, batch, peak.0);
-        time::<f32>(&case, "float32", true, batch, peak.1);
+        for nets in [Nets::Fresh, Nets::Trained] {
+            time::<f64>(&case, "float64", nets, batch, peak.0);
+            time::<f32>(&case, "float32", nets, batch, peak.1);
+        }
     }
-    time::<f64>(&case, "float64", false, 1, peak.0);
+    time::<f64>(&case, "float64", Nets::Direct, 1, peak.0);
 }
 
 /// Whether STEP_BENCH leaves this one in.
@@ -41,18 +44,19 @@ fn wanted(name: &str) -> bool {
     std::env::var("STEP_BENCH").map_or(true, |only| only == name)
 }
 
-fn time<T: Real>(case: &Case, precision: &str, series: bool, batch: usize, peak: f64) {
-    let embedding = if series { "series" } else { "net" };
+fn time<T: Real>(case: &Case, precision: &str, nets: Nets, batch: usize, peak: f64) {
+    let embedding = format!("{nets:?}").to_lowercase();
     if !wanted(&format!("{precision} {embedding} {batch}")) {
         return;
     }
-    let timing = case.time::<T>(series, batch, 2.0);
-    let rate = case.flops(batch, timing.terms) / timing.median * 1e-9;
+    let timing = case.time::<T>(nets, batch, 2.0);
+    let rate = case.flops(batch, timing.plan.as_ref()) / timing.median * 1e-9;
     println!(
         "{precision:<10} {embedding:<9} {batch:>6} {:>10.2} {:>10.1} {rate:>9.1} {:>8.0}%",
         timing.median * 1e3,
         batch as f64 / timing.median,
         100.0 * rate / peak
     );
-    println!("    {} (terms {:?}, best {:.2} ms)", timing.stages, timing.terms, timing.best * 1e3);
+    let plan = timing.plan.map_or("no series".to_string(), |plan| plan.to_string());
+    println!("    {} ({plan}, best {:.2} ms)", timing.stages, timing.best * 1e3);
 }

@@ -32,7 +32,7 @@ fn requests<T: Real>(batch: usize) -> Vec<[u64; 2]> {
     let sums = frames.iter().map(|f| Sums::of(&input.model, f).unwrap()).reduce(Sums::merge).unwrap();
     let model = Arc::new(Dp::new(input.model.clone(), sums.finish(&input.model).unwrap()));
     let mode = EmbeddingMode::Chebyshev { min_distance: 0.8 };
-    let mut engine = CpuEngine::<T>::new(model.clone(), 2, mode, None).unwrap();
+    let mut engine = CpuEngine::<T>::new(model.clone(), 2, mode).unwrap();
     let mut params = model.random_params(1);
     engine.adapt(&params);
     let prepare = engine.preparer();

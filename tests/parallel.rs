@@ -7,7 +7,7 @@ mod common;
 
 use common::place::{Place, my_turn, said, succeed};
 use common::{Job, free_port};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Instant;
 
 // ------------------------------------------------------------------------------------------------- command lines
@@ -189,12 +189,22 @@ fn arrays(place: &Place) -> Vec<f64> {
 
 /// Runs 12 draws a step on `n` ranks, by hand (`shm`, `tcp`) or under an mpirun; None where that is missing.
 fn twelve_draws(n: usize, by: &str, threads: &str, reproducible: bool) -> Option<Place> {
-    let place = Place::new(&[
-        ("/training/gradient_accumulation", json!(12 / n)),
-        ("/training/reproducible", json!(reproducible)),
-        ("/training/numb_steps", json!(6)),
-        ("/training/disp_freq", json!(2)),
-    ]);
+    run_on(
+        n,
+        by,
+        threads,
+        &[
+            ("/training/gradient_accumulation", json!(12 / n)),
+            ("/training/reproducible", json!(reproducible)),
+            ("/training/numb_steps", json!(6)),
+            ("/training/disp_freq", json!(2)),
+        ],
+    )
+}
+
+/// Runs a changed input on `n` ranks, by hand (`shm`, `tcp`) or under an mpirun; None where that is missing.
+fn run_on(n: usize, by: &str, threads: &str, changes: &[(&str, Value)]) -> Option<Place> {
+    let place = Place::new(changes);
     let env =
         [("OMP_NUM_THREADS", threads), ("PHALANX_COMM", if by.starts_with("mpirun") { "mpi" } else { by })];
     let jobs = match by {
@@ -234,6 +244,30 @@ fn reproducible_runs_have_the_same_bits_for_every_number_of_ranks_engine_and_thr
         assert_eq!((found.len(), differing), (want.len(), 0), "{n} ranks over {by} with {threads} threads");
         assert_eq!(place.read("lcurve.out"), curve, "{n} ranks over {by} with {threads} threads");
     }
+}
+
+/// Nets that become steep fast, so that their series are cut into other panels several times.
+#[test]
+fn reproducible_runs_have_the_same_bits_across_changes_of_panels() {
+    let _turn = my_turn();
+    let steep = |n: usize, by: &str, threads: &str| {
+        run_on(n, by, threads, &[
+            ("/training/gradient_accumulation", json!(2 / n)),
+            ("/training/reproducible", json!(true)),
+            ("/training/numb_steps", json!(200)),
+            ("/training/disp_freq", json!(100)),
+            ("/learning_rate", json!({"type": "exp", "start_lr": 0.1, "stop_lr": 0.1, "decay_steps": 100, "scale_by_worker": "none"})),
+        ])
+        .expect("it needs no launcher")
+    };
+    let one = steep(1, "shm", "2");
+    let engine = &one.checkpoint("model.ckpt").header["engine"];
+    let n_panels: usize =
+        engine["edges"].as_array().unwrap().iter().map(|e| e.as_array().unwrap().len() - 1).sum();
+    assert!(n_panels > 3, "{engine}");
+    let two = steep(2, "shm", "1");
+    assert_eq!(&two.checkpoint("model.ckpt").header["engine"], engine);
+    assert_eq!(arrays(&two), arrays(&one));
 }
 
 /// The sum of two numbers has no order, so that two ranks give the same bits over every engine.

@@ -45,7 +45,7 @@ impl Potential {
                 Dp::from_spec(read_model(&golden.join(name).join("initial.dp")).unwrap()).unwrap();
             let model = Arc::new(model);
             for mode in [series, EmbeddingMode::Direct] {
-                let mut engine = CpuEngine::<f64>::new(model.clone(), 2, mode, None).unwrap();
+                let mut engine = CpuEngine::<f64>::new(model.clone(), 2, mode).unwrap();
                 engine.adapt(&params);
                 all.push(Potential { name: format!("{name}, {mode:?}"), engine, params: params.clone() });
             }

@@ -89,6 +89,36 @@ fn n_steps_and_n_more_are_2n_steps_to_the_bit() {
     }
 }
 
+/// Nets that become steep fast: the learning rate is high and stays so. Their series are cut into other panels again and again.
+#[test]
+fn a_run_goes_on_to_the_bit_across_changes_of_panels() {
+    for precision in ["float64", "float32"] {
+        let mut input = small_input(400, 50);
+        input["model"]["descriptor"]["neuron"] = json!([6, 12]);
+        for section in ["descriptor", "fitting_net"] {
+            input["model"][section]["precision"] = json!(precision);
+        }
+        input["learning_rate"] = json!({"type": "exp", "start_lr": 0.1, "stop_lr": 0.1, "decay_steps": 100});
+        input["training"]["max_ckpt_keep"] = json!(10);
+        let whole = Place::with_data();
+        whole.input("input.json", &input);
+        let ended = whole.dp("train input.json -v DEBUG").succeeds();
+        let layouts = ended.stderr.matches("embedding series: ").count();
+        assert!(layouts > 4, "{precision}: {layouts} layouts");
+        assert!(!ended.stderr.contains("evaluating the net itself"), "{}", ended.stderr);
+        for from in [50, 200, 350] {
+            let parts = Place::with_data();
+            parts.input("input.json", &input);
+            for name in ["lcurve.out".to_string(), format!("model.ckpt-{from}.phx")] {
+                parts.write(&name, whole.read(&name));
+            }
+            parts.dp(&format!("train input.json --restart model.ckpt-{from}")).succeeds();
+            assert_eq!(parts.text("lcurve.out"), whole.text("lcurve.out"), "{precision}, from step {from}");
+            same_state(&parts.path("model.ckpt"), &whole.path("model.ckpt"));
+        }
+    }
+}
+
 #[test]
 fn a_run_that_was_asked_to_stop_continues_to_the_bit() {
     for (name, change) in variants().into_iter().take(3) {

@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # Checks and times the CUDA engine on one GPU, in one call; writes one table.
 #
-#   tools/gpu_check.sh [-b BIN] [-d DATA] [-o OUT] [section ...]
+#   tools/gpu_check.sh [-b BIN] [-d DATA] [-t TRAINED] [-o OUT] [section ...]
 #
 # BIN   folder with prebuilt programs: dp, pinn, oracle (tests/oracle), unit (the unit tests). Without it they are built with cargo.
 # DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
+# TRAINED a model of the stock network after many steps: `times` and `profile` show it beside a fresh one (default: none).
 # OUT   folder for logs and the table (default: a new temporary folder).
-# Sections: unit oracle determinism graph direct sanitizer nccl shared restart streaming memory lost test times utilisation start
-# profile pinn. Without any: all of them. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
+# Sections: unit oracle determinism graph direct layouts sanitizer nccl shared restart streaming memory lost test times utilisation
+# start profile pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for each of PRECISIONS
+# (default: float64), minutes each. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
-bin= data=$here/../shared/data out=
-while getopts b:d:o: flag; do
-    case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; o) out=$OPTARG ;; *) exit 2 ;; esac
+bin= data=$here/../shared/data trained= out=
+while getopts b:d:t:o: flag; do
+    case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; t) trained=$(realpath "$OPTARG") ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph direct sanitizer nccl shared restart streaming memory lost test times utilisation start profile pinn}
+sections=${*:-unit oracle determinism graph direct layouts sanitizer nccl shared restart streaming memory lost test times utilisation start profile pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -200,17 +202,6 @@ for section in $sections; do
         a=$(bits "$out/direct_two") b=$(bits "$folder")
         [ "$a" = "$b" ] && [ -s "$folder/lcurve.out" ]
         result "direct two ranks" $? "two ranks on one GPU $a, one rank with twice the draws $b"
-        # A net that becomes rough in the middle of a run, from checkpoints before and after that.
-        for from in 0 20 380; do
-            folder=$(fresh direct_rough_$from) && input "$folder/input.json" 1 400 20 float64
-            sed -i 's/25, 50, 100/6, 12/; s/"axis_neuron": 16/"axis_neuron": 4/; s/0.001/0.05/; s/3.51e-8/0.05/; s/240, 240, 240/16, 16/; s/1000000/20, "max_ckpt_keep": 30/' "$folder/input.json"
-            [ $from = 0 ] || cp "$out/direct_rough_0"/{lcurve.out,model.ckpt-$from.phx} "$folder/"
-            train "$folder" $([ $from = 0 ] || echo --restart model.ckpt-$from.phx)
-        done
-        words=$(for from in 0 20 380; do bits "$out/direct_rough_$from"; done | tr '\n' ' ')
-        at() { grep -c 'evaluating the net itself' "$out/direct_rough_$1/log"; }
-        [ "$(echo $words | tr ' ' '\n' | sort -u | wc -l)" = 1 ] && [ "$(at 0) $(at 20) $(at 380)" = '1 1 0' ]
-        result "direct in mid-run" $? "400 steps, from step 20 on, from step 380 on: $words; went over to the nets $(at 0) $(at 20) $(at 380) times"
         say "samples/s of the nets themselves (stock network); 4 frames a step by the series $(speed "$out/direct_series" 4 100)"
         for precision in float64 float32; do
             line=$(printf '%-10s' $precision)
@@ -221,6 +212,36 @@ for section in $sections; do
                 line="$line $(printf '%10s' "$(speed "$folder" $batch $steps)")"
             done
             say "$line"
+        done
+        ;;
+    layouts)
+        # A net that becomes rough in the middle of a run, from checkpoints before and after that: its panels change.
+        for from in 0 20 380; do
+            folder=$(fresh layouts_$from) && input "$folder/input.json" 1 400 20 float64
+            sed -i 's/25, 50, 100/6, 12/; s/"axis_neuron": 16/"axis_neuron": 4/; s/0.001/0.05/; s/3.51e-8/0.05/; s/240, 240, 240/16, 16/; s/1000000/20, "max_ckpt_keep": 30/' "$folder/input.json"
+            [ $from = 0 ] || cp "$out/layouts_0"/{lcurve.out,model.ckpt-$from.phx} "$folder/"
+            train "$folder" -v DEBUG $([ $from = 0 ] || echo --restart model.ckpt-$from.phx)
+        done
+        words=$(for from in 0 20 380; do bits "$out/layouts_$from"; done | tr '\n' ' ')
+        changes=$(grep -c 'embedding series: ' "$out/layouts_0/log")
+        [ "$(echo $words | tr ' ' '\n' | sort -u | wc -l)" = 1 ] && [ "$changes" -gt 3 ] && [ -s "$out/layouts_0/lcurve.out" ]
+        result "$section" $? "400 steps, from step 20 on, from step 380 on: $words; $changes layouts, the last one $(grep -o 'embedding series: .*' "$out/layouts_0/log" | tail -1)"
+        ;;
+    whole)
+        say "the stock input to its last step: wall time from command to saved model, errors on data_3"
+        for precision in ${PRECISIONS:-float64}; do
+            folder=$(fresh "whole_$precision") keys= network=$precision
+            [[ $precision = [tb]f* ]] && keys=", \"gpu_products\": \"$precision\"" && network=float32
+            input "$folder/input.json" 1 ${STEPS:-1000000} $((${STEPS:-1000000} / 10)) $network "$keys"
+            systems="\"$data/water/data_0\", \"$data/water/data_1\", \"$data/water/data_2\""
+            sed -i "s#\"$frames\"#$systems#; s/\"save_freq\": 1000000/\"save_freq\": $((${STEPS:-1000000} / 10))/" "$folder/input.json"
+            began=$(date +%s.%N)
+            (cd "$folder" && "$bin/dp" train input.json --device cuda -v DEBUG >log 2>&1)
+            seconds=$(python3 -c "import time; print(f'{time.time() - $began:.1f}')")
+            (cd "$folder" && "$bin/dp" test -m model.ckpt -s "$data/water/data_3" -n 1000 >test.log 2>&1)
+            errors=$(grep -o 'Energy RMSE/Natoms *: *[^ ]*\|Force  RMSE *: *[^ ]*' "$folder/test.log" | sed 's/ *: */ /' | tr '\n' ' ')
+            say "$(printf '%-10s %8s s  %s %s layouts, last: %s' $precision "$seconds" "$errors" "$(grep -c 'embedding series: ' "$folder/log")" "$(grep -o 'embedding series: .*' "$folder/log" | tail -1)")"
+            say "    s for each tenth: $(grep -o 'total wall time = [0-9.]*' "$folder/log" | grep -o '[0-9.]*$' | tr '\n' ' ')"
         done
         ;;
     sanitizer)
@@ -307,8 +328,9 @@ time.sleep(100)' >"$folder/holder" 2>&1 &
         # Kernels one by one, as ncu times them: not how long they hold up a step, which runs some of them side by side.
         for batch in 1 256; do
             folder=$(fresh "profile_$batch") && input "$folder/input.json" $batch 20 100 float64
+            from=${trained:+--init-frz-model $trained}
             (cd "$folder" && PHALANX_GRAPHS=0 PHALANX_OVERLAP=0 timeout 200 ncu --clock-control none --cache-control none --csv --metrics gpu__time_duration.sum \
-                --launch-skip $((batch == 1 ? 200 : 1500)) --launch-count 70 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >ncu.csv 2>log)
+                --launch-skip $((batch == 1 ? 200 : 3200)) --launch-count 80 "$bin/dp" train input.json --skip-neighbor-stat --device cuda $from >ncu.csv 2>log)
             say "us of each kernel, $batch frames a step (ncu):"
             say "$(python3 - "$folder/ncu.csv" <<'END'
 import csv, sys, collections
@@ -327,21 +349,21 @@ END
         say ""
         say "samples/s (192 atoms of water, stock network; the second half of a run, from the wall times of its log)"
         batches=${BATCHES:-1 4 16 64 256}
-        say "$(printf '%-10s' precision) $(printf '%10s ' $batches)"
-        for precision in float64 float32 tf32 bf16; do
-            line=$(printf '%-10s' $precision)
+        say "$(printf '%-19s' precision) $(printf '%10s ' $batches)"
+        for nets in fresh ${trained:+trained}; do for precision in float64 float32 tf32 bf16; do
+            line=$(printf '%-10s %-8s' $precision $nets)
             for batch in $batches; do
-                folder=$(fresh "time_${precision}_$batch")
+                folder=$(fresh "time_${nets}_${precision}_$batch")
                 steps=$(python3 -c "print({1: 12000, 4: 6000, 16: 3000, 64: 1200, 256: 400}[$batch])")
                 keys= network=$precision
                 [[ $precision = [tb]f* ]] && keys=", \"gpu_products\": \"$precision\"" && network=float32
                 input "$folder/input.json" $batch "$steps" $((steps / 2)) $network "$keys"
-                train "$folder"
+                train "$folder" $([ $nets = fresh ] || echo --init-frz-model "$trained")
                 speed=$(speed "$folder" $batch "$steps")
                 line="$line $(printf '%10s' "${speed:-failed}")"
             done
             say "$line"
-        done
+        done; done
         ;;
     utilisation)
         folder=$(fresh utilisation) && input "$folder/input.json" 1 40000 10000 float64

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 use phalanx::data::{Frame, System, Wants};
+use phalanx::engine::cpu::chebyshev::Plan;
 use phalanx::engine::cpu::dense::{Accumulate, Strided, product};
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
@@ -45,12 +46,23 @@ pub struct Variant {
     pub threads: usize,
 }
 
+/// How the embedding nets are, and how they are evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nets {
+    /// As `dp train` draws them.
+    Fresh,
+    /// Those of the stock network after 40,000 steps of 1,000,000 on the water set of DeePMD-kit's examples: steeper.
+    Trained,
+    /// Evaluated themselves for every pair.
+    Direct,
+}
+
 /// What one case took.
 pub struct Timing {
     /// Seconds of a step: the median, and the best.
     pub median: f64,
     pub best: f64,
-    pub terms: Option<usize>,
+    pub plan: Option<Plan>,
     /// Shares of the stages, in words.
     pub stages: String,
 }
@@ -199,7 +211,7 @@ impl Case {
             began.elapsed().as_secs_f64()
         });
         // As many stay alive as a cache would hold: their memory is new.
-        let engine = CpuEngine::<f64>::new(model.clone(), 1, EmbeddingMode::Direct, None).expect("an engine");
+        let engine = CpuEngine::<f64>::new(model.clone(), 1, EmbeddingMode::Direct).expect("an engine");
         let prepare = engine.preparer();
         let mut kept = Vec::new();
         let all = median(&mut |frame| {
@@ -214,15 +226,27 @@ impl Case {
         [list, slots - list, all - slots]
     }
 
-    /// Trains for `seconds`, at least six steps.
-    pub fn time<T: Real>(&self, series: bool, batch: usize, seconds: f64) -> Timing {
-        let mode = match series {
-            true => EmbeddingMode::Chebyshev { min_distance: self.min_distance },
-            false => EmbeddingMode::Direct,
-        };
-        let mut engine =
-            CpuEngine::<T>::new(self.model.clone(), self.threads, mode, None).expect("an engine");
+    /// Parameters before the first step.
+    fn params(&self, nets: Nets) -> Vec<f64> {
         let mut params = self.model.random_params(1);
+        if nets == Nets::Trained {
+            let bytes = include_bytes!("trained_embedding.npy");
+            let file = npyz::NpyFile::new(&bytes[..]).expect("an npy file");
+            let trained: Vec<f64> = file.into_vec().expect("numbers");
+            assert_eq!(trained.len(), self.model.fitting_params().start, "those of the stock network");
+            params[..trained.len()].copy_from_slice(&trained);
+        }
+        params
+    }
+
+    /// Trains for `seconds`, at least six steps.
+    pub fn time<T: Real>(&self, nets: Nets, batch: usize, seconds: f64) -> Timing {
+        let mode = match nets {
+            Nets::Direct => EmbeddingMode::Direct,
+            _ => EmbeddingMode::Chebyshev { min_distance: self.min_distance },
+        };
+        let mut engine = CpuEngine::<T>::new(self.model.clone(), self.threads, mode).expect("an engine");
+        let mut params = self.params(nets);
         engine.adapt(&params);
         let prepare = engine.preparer();
         let prepared: Vec<_> = self.frames.iter().map(|f| prepare(f).expect("geometry")).collect();
@@ -260,21 +284,21 @@ impl Case {
         let stages: Vec<String> = engine.laps.totals().map(|(s, d)| format!("{s:?} {}", share(d))).collect();
         let stages = stages.join(", ");
         times.sort_by(f64::total_cmp);
-        Timing { median: times[times.len() / 2], best: times[0], terms: engine.terms(), stages }
+        Timing { median: times[times.len() / 2], best: times[0], plan: engine.plan().cloned(), stages }
     }
 
     /// Multiplications and additions of a step by the series, counted as two each. The first layer of the fitting nets is
     /// counted as it is computed, without the mirrored part of the descriptor.
-    pub fn flops(&self, batch: usize, terms: Option<usize>) -> f64 {
+    pub fn flops(&self, batch: usize, plan: Option<&Plan>) -> f64 {
         let n = self.frames[0].n_atoms() as f64;
         let (m1, m2) = (self.model.n_embed(), self.model.descriptor().axis_neuron);
         let layers = &self.model.fitting[0].layers;
         let mirrored = m2 * (m2 - 1) / 2 * layers[0].n_out;
         let fitting = layers.iter().map(|l| l.n_in * l.n_out).sum::<usize>() - mirrored;
-        let tk = terms.unwrap_or(64) * self.model.n_types();
+        let (terms, columns) = plan.map_or((64, 64 * self.model.n_types()), |p| (p.terms, p.columns()));
         let pairs = self.model.n_sel() as f64 * 0.75;
-        let atom = 6.0 * fitting as f64 + 5.0 * (4 * tk * m1) as f64 + 8.0 * (4 * m1 * m2) as f64;
-        let pair = 20.0 * terms.unwrap_or(64) as f64;
+        let atom = 6.0 * fitting as f64 + 5.0 * (4 * columns * m1) as f64 + 8.0 * (4 * m1 * m2) as f64;
+        let pair = 20.0 * terms as f64;
         2.0 * batch as f64 * n * (atom + pairs * pair)
     }
 }

@@ -82,6 +82,9 @@ pub trait Engine: Send {
     /// Raises whatever the engine approximates to what these parameters need, before frames are prepared.
     fn adapt(&mut self, _params: &[f64]) {}
 
+    /// Gives up what became more costly than these parameters need. It takes longer than a step.
+    fn reconsider(&mut self, _params: &[f64]) {}
+
     /// What must be restored for a restart to give the same bits: see `resume`.
     fn state(&self) -> serde_json::Value {
         serde_json::Value::Null

@@ -161,7 +161,7 @@ impl Predictor {
     }
 
     fn engine_of<T: Real>(&self, mode: EmbeddingMode) -> Result<CpuEngine<T>> {
-        let mut engine = CpuEngine::new(self.model.clone(), self.n_threads, mode, None)?;
+        let mut engine = CpuEngine::new(self.model.clone(), self.n_threads, mode)?;
         engine.adapt(&self.params);
         Ok(engine)
     }

@@ -116,6 +116,12 @@ impl NetShape {
         self
     }
 
+    /// All parameters of the net, which lie one after another in the flat vector.
+    pub fn params(&self) -> Range<usize> {
+        let last = &self.layers[self.layers.len() - 1];
+        self.layers[0].w..last.idt_range().or(last.b_range()).unwrap_or(last.w_range()).end
+    }
+
     /// Width of the last layer.
     pub fn n_out(&self) -> usize {
         self.layers.last().map_or(0, |l| l.n_out)

@@ -10,6 +10,7 @@ use super::setup::Setup;
 use super::team::Team;
 use super::validate;
 use crate::engine::choice::Gpu;
+use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cuda::core::{Core, Gradient, PLACES, TURN_HEADER, Terms};
 use crate::engine::cuda::device::{Event, Graph, Pinned};
 use crate::engine::cuda::frame::{
@@ -46,8 +47,8 @@ const LOOK_EVERY: u64 = 16;
 const LOOK_AFTER: u64 = 8;
 /// Recorded steps that are kept; batches of more kinds than these are started kernel by kernel.
 const MOST_GRAPHS: usize = 64;
-/// Terms of the series that the memory of frames is counted with.
-const COUNTED_TERMS: usize = 64;
+/// Columns of the features for each neighbour type that the memory of frames is counted with: what trained nets need.
+const COUNTED_COLUMNS: usize = 384;
 
 /// What a recorded step does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -188,11 +189,11 @@ impl CudaLearner {
                 (refused[0].unwrap_or(-f64::INFINITY), refused[1].unwrap_or(f64::INFINITY)),
             );
         }
-        match state.engine["terms"].as_u64() {
-            Some(terms) => core.use_terms(terms as usize)?,
-            // A run that went over to the nets themselves stays with them.
-            None if state.engine["direct"] == true => core.use_direct()?,
-            None => core.adapt_if_needed(&setup.params)?,
+        // A run that went over to the nets themselves stays with them.
+        if state.engine["direct"] == true {
+            core.use_direct()?;
+        } else if !core.use_state(&state.engine)? {
+            core.adapt_if_needed(&setup.params)?;
         }
         Ok(core)
     }
@@ -388,9 +389,8 @@ impl CudaLearner {
         self.judge(&status)?;
         if status.tail >= self.core.tolerance() {
             self.wait(team)?;
-            let terms = self.core.n_terms().unwrap_or(0);
             let params = self.core.params()?;
-            self.core.adapt(&params, terms + 1)?;
+            self.core.adapt(&params)?;
             // The first number of the status is the tail.
             self.core.network.status.write(0, &[0.0f64])?;
         }
@@ -455,6 +455,11 @@ impl CudaLearner {
 
 impl Learner for CudaLearner {
     fn step(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<StepReport> {
+        if turn.reconsiders() {
+            self.wait(team)?;
+            let params = self.core.params()?;
+            self.core.reconsider(&params)?;
+        }
         let (first_place, mut stop) = self.draws(turn, team, profiler)?;
         let span = profiler.span(Phase::Optimizer);
         let status = self.look(turn.step, team)?;
@@ -493,13 +498,15 @@ impl Learner for CudaLearner {
         self.core.network.first_moment.read(0, &mut first_moment)?;
         self.core.network.second_moment.read(0, &mut second_moment)?;
         let (range, refused) = (self.core.range(), self.core.refused());
+        let plan = self.core.plan().map(Plan::state).unwrap_or_default();
         Ok(Snapshot {
             params: self.core.params()?,
             first_moment,
             second_moment,
             // Infinite bounds are written as null.
             engine: json!({
-                "terms": self.core.n_terms(),
+                "terms": plan["terms"],
+                "edges": plan["edges"],
                 "range": [range.0, range.1],
                 "refused": [refused.0, refused.1],
                 "direct": self.core.is_direct(),
@@ -526,7 +533,7 @@ fn start_feed(
     let sampler = Sampler::at(pool, setup.input.training.seed, Purpose::Training, first_draw);
     let data = setup.data.training.clone();
     let (model, numbers) = (setup.model.clone(), device.numbers);
-    let each = frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_TERMS, numbers.size());
+    let each = frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_COLUMNS, numbers.size());
     let total: usize = data.systems.iter().zip(&each).map(|(s, b)| s.n_frames * b).sum();
     let streams = total > bytes;
     if streams {

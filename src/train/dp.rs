@@ -102,9 +102,11 @@ fn on_cpu<T: Real>(
         Embedding::Chebyshev => EmbeddingMode::Chebyshev { min_distance: setup.min_distance },
         Embedding::Direct => EmbeddingMode::Direct,
     };
-    let terms = setup.resumed.as_ref().and_then(|state| state.engine["terms"].as_u64()).map(|k| k as usize);
-    let engine = CpuEngine::<T>::new(setup.model.clone(), session.threads.compute, mode, terms);
-    let engine = team.agree(engine)?;
+    let engine = CpuEngine::<T>::new(setup.model.clone(), session.threads.compute, mode);
+    let mut engine = team.agree(engine)?;
+    if let Some(state) = &setup.resumed {
+        engine.resume(&state.engine);
+    }
     let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr);
     Ok(Box::new(CpuLearner::new(team, session.threads, setup, engine, loss)?))
 }

@@ -244,8 +244,10 @@ impl Residents {
 }
 
 /// Bytes of a frame on the device, at most, for each system of a data set.
-pub fn frame_bytes(data: &Dataset, n_sel: usize, n_types: usize, terms: usize, size: usize) -> Vec<usize> {
-    let of_atom = n_sel * (3 * size + 8) + 4 * n_types * terms * size + 160;
+///
+/// - columns  of the features, for each neighbour type
+pub fn frame_bytes(data: &Dataset, n_sel: usize, n_types: usize, columns: usize, size: usize) -> Vec<usize> {
+    let of_atom = n_sel * (3 * size + 8) + 4 * n_types * columns * size + 160;
     data.systems.iter().map(|system| system.n_atoms * of_atom + 4096).collect()
 }
 

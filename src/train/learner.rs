@@ -24,6 +24,10 @@ pub trait Learner {
     fn recycle(&mut self, _spare: Vec<Vec<f64>>) {}
 }
 
+/// Steps after which a learner looks whether its engine could do with less. Embedding nets become steeper while the learning
+/// rate is high, and may become smoother again.
+pub const RECONSIDER_EVERY: u64 = 20_000;
+
 /// One turn of the loop.
 #[derive(Debug, Clone, Copy)]
 pub struct Turn {
@@ -34,6 +38,13 @@ pub struct Turn {
     pub wants_values: bool,
     /// This rank was asked to stop.
     pub stop: bool,
+}
+
+impl Turn {
+    /// Whether it is time to look for what could be cheaper.
+    pub fn reconsiders(&self) -> bool {
+        self.step > 0 && self.step % RECONSIDER_EVERY == 0
+    }
 }
 
 /// The learning rates of a step.

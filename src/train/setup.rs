@@ -138,6 +138,18 @@ impl Origin {
         }
     }
 
+    /// Refuses an input that means another model. Weights alone may go on in another precision.
+    fn check(&self, wanted: &ModelOptions) -> Result<()> {
+        let mut saved = self.options()?;
+        if let Origin::Model(_) = self {
+            saved.fitting.precision = wanted.fitting.precision;
+            let (DescriptorOptions::SeE2A(se), DescriptorOptions::SeE2A(wanted)) =
+                (&mut saved.descriptor, &wanted.descriptor);
+            se.precision = wanted.precision;
+        }
+        state::check_same_model(&saved, wanted)
+    }
+
     /// The model, its parameters and the shortest distance of its data.
     fn model(
         &self,
@@ -146,8 +158,7 @@ impl Origin {
         data: &DataSets,
         finetune: bool,
     ) -> Result<(Dp, Vec<f64>, f64)> {
-        let same = self.options().and_then(|saved| state::check_same_model(&saved, &input.model));
-        team.agree(same)?;
+        team.agree(self.check(&input.model))?;
         match self {
             Origin::Restart(state) => {
                 let model = Dp::new(input.model.clone(), state.stats.clone());
@@ -162,6 +173,7 @@ impl Origin {
                 let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
                 let (mut model, params) = team.agree(Dp::from_spec(saved))?;
+                model.stats = as_stored(model.stats, &input.model);
                 let sums = sample_statistics(team, input, data, Drawn::new(input, data).frames)?;
                 let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
                 if finetune {
@@ -474,7 +486,7 @@ fn shift_bias(
     sampled: &Sampled,
 ) -> Result<()> {
     let mode = EmbeddingMode::Chebyshev { min_distance: sampled.min_distance };
-    let mut engine = CpuEngine::<f64>::new(Arc::new(model.clone()), 1, mode, None)?;
+    let mut engine = CpuEngine::<f64>::new(Arc::new(model.clone()), 1, mode)?;
     let prepare = engine.preparer();
     let mut predict = |frame: &Frame| -> Result<f64> {
         let mut out = Prediction::default();

@@ -45,6 +45,9 @@ impl<E: Engine> Stepper<E> {
         profiler: &Profiler,
     ) -> Result<StepReport> {
         let Turn { step, rate, stop, wants_values } = *turn;
+        if turn.reconsiders() {
+            self.engine.reconsider(&self.params);
+        }
         let mut values = Vec::with_capacity(self.sum.draws);
         // One gradient that nothing is done with but the update: the update is part of the pass that makes it.
         let alone = self.sum.draws == 1 && self.sum.exact.is_none() && team.size() == 1;

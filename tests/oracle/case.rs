@@ -254,7 +254,7 @@ impl Case {
     }
 
     fn cpu<T: Real>(&self, mode: EmbeddingMode) -> Result<CpuEngine<T>> {
-        CpuEngine::new(self.model.clone(), 2, mode, None)
+        CpuEngine::new(self.model.clone(), 2, mode)
     }
 
     fn is_float32(&self) -> bool {

@@ -158,9 +158,9 @@ impl<T: Real> Batch<'_, T> {
         self.plan.filter(|_| self.layout.by_series[block.frame])
     }
 
-    /// Columns of Q: neighbour types times terms.
-    pub fn n_terms(&self) -> usize {
-        self.plan.map_or(0, |plan| plan.terms * self.model.n_types())
+    /// Columns of Q.
+    pub fn columns(&self) -> usize {
+        self.plan.map_or(0, Plan::columns)
     }
 
     /// Index of the stacked coefficients for a centre type.

@@ -1,20 +1,14 @@
 //! The passes over blocks of atoms between the pairs and the fitting nets.
 
 use super::batch::{Batch, Segment};
-use super::chebyshev::{Plan, Series};
-use super::dense::{Accumulate, Strided, product};
+use super::chebyshev::{Plan, Series, n_stacks};
+use super::features::Cut;
 use super::fitting::Fitting;
-use super::frame::{CpuFrame, rows_of};
-use super::pairs;
 use super::pool::{Parts, Pool};
 use super::real::Real;
-use super::scratch::scratch;
 use super::vacuum::Vacuum;
-use super::walk::Terms;
 use super::{Prediction, Seeds, descriptor};
 use crate::model::dp::Dp;
-use crate::model::net::NetShape;
-use std::ops::Range;
 
 /// Rows of the coefficients' gradient that one task computes.
 const GRAD_TERMS: usize = 16;
@@ -27,20 +21,22 @@ pub struct Buffers<T> {
     a_dot: Vec<T>,
     de_a: Vec<T>,
     dl_a: Vec<T>,
-    /// `[rows, 4, n_types K]` Q and its tangent.
+    /// `[rows, 4, columns]` Q and its tangent, block by block: see [`super::features`].
     q: Vec<T>,
     q_dot: Vec<T>,
+    /// The pairs of the batch, cut into panels.
+    cut: Cut<T>,
     /// `[n_pairs]` dE/dd and d_dot, by component.
     de_d: [Vec<T>; 3],
     d_dot: [Vec<T>; 3],
-    /// For each centre type (or one for all): `[n_types K, M1]` scaled by 1/n_sel, and its transpose.
+    /// For each centre type (or one for all): `[columns, M1]` scaled by 1/n_sel, and the transpose of each panel.
     c: Vec<Vec<T>>,
     c_t: Vec<Vec<T>>,
     /// `[n_blocks]` virial of each block.
     virial: Vec<[f64; 9]>,
     /// `[n_types]` inputs of the fitting nets while they are written.
     inputs: Vec<Parts<T>>,
-    /// `[n_stacks, n_types K, M1]` dL/dC.
+    /// `[n_stacks, columns, M1]` dL/dC.
     dl_c: Vec<T>,
 }
 
@@ -52,36 +48,41 @@ fn room<T: Real>(buffer: &mut Vec<T>, len: usize) {
 
 impl<T: Real> Buffers<T> {
     /// Makes room for a batch.
-    pub fn resize(&mut self, model: &Dp, frames: &[&CpuFrame<T>], plan: Option<&Plan>) {
-        let rows: usize = frames.iter().map(|f| f.n_rows()).sum();
-        let pairs: usize = frames.iter().map(|f| f.j.len()).sum();
+    pub fn resize(&mut self, batch: &Batch<T>) {
+        let model = batch.model;
+        let rows: usize = batch.frames.iter().map(|f| f.n_rows()).sum();
+        let pairs: usize = batch.frames.iter().map(|f| f.j.len()).sum();
         for buffer in [&mut self.a, &mut self.a_dot, &mut self.de_a, &mut self.dl_a] {
             room(buffer, rows * 4 * model.n_embed());
         }
         for buffer in [&mut self.q, &mut self.q_dot] {
-            room(buffer, rows * 4 * model.n_types() * plan.map_or(0, |plan| plan.terms));
+            room(buffer, rows * 4 * batch.columns());
         }
+        self.cut.resize(batch);
         for buffer in self.de_d.iter_mut().chain(&mut self.d_dot) {
             room(buffer, pairs);
         }
     }
 
-    /// Puts the coefficients of all neighbour types below each other.
+    /// Puts the coefficients of all panels below each other.
     pub fn stack_coefficients(&mut self, model: &Dp, plan: &Plan, series: &Series) {
-        let n_stacks = if model.descriptor().type_one_side { 1 } else { model.n_types() };
-        let (m1, rows) = (model.n_embed(), plan.terms * model.n_types());
+        let (m1, rows, n_stacks) = (model.n_embed(), plan.columns(), n_stacks(model));
         let scale = 1.0 / model.n_sel() as f64;
         self.c.resize(n_stacks, Vec::new());
         self.c_t.resize(n_stacks, Vec::new());
-        for center in 0..n_stacks {
-            let c = &mut self.c[center];
+        for stack in 0..n_stacks {
+            let c = &mut self.c[stack];
             c.clear();
-            for t in 0..model.n_types() {
-                let net = series.coefficients(model.embedding_net(center, t));
-                c.extend(net.iter().map(|&x| T::from_f64(x * scale)));
+            for panel in 0..plan.panels().len() {
+                let own = series.coefficients(plan, stack, panel);
+                c.extend(own.iter().map(|&x| T::from_f64(x * scale)));
             }
-            self.c_t[center].resize(rows * m1, T::ZERO);
-            super::dense::transpose(&mut self.c_t[center], c, rows, m1);
+            let c_t = &mut self.c_t[stack];
+            c_t.resize(rows * m1, T::ZERO);
+            let size = plan.terms * m1;
+            for (c_t, c) in c_t.chunks_exact_mut(size).zip(c.chunks_exact(size)) {
+                super::dense::transpose(c_t, c, plan.terms, m1);
+            }
         }
     }
 }
@@ -97,6 +98,7 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
     buffers.inputs.extend((0..model.n_types()).map(|c| Parts::new(fitting.input(c))));
     let inputs = &buffers.inputs;
     let (a, q, c) = (Parts::new(&mut buffers.a), Parts::new(&mut buffers.q), &buffers.c);
+    let cut = buffers.cut.parts();
     let blocks = &batch.layout.blocks;
     pool.run(blocks.len(), |b| {
         let block = &blocks[b];
@@ -104,13 +106,13 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
         let a = unsafe { a.part(block.row * stride, block.n * stride) };
         match batch.plan_of(block) {
             Some(plan) => {
-                let tk = batch.n_terms();
+                let columns = plan.columns();
                 // SAFETY: as above.
-                let q = unsafe { q.part(block.row * 4 * tk, block.n * 4 * tk) };
-                features(q, batch, block, plan);
-                let q = Strided { data: q, row: tk, col: 1 };
-                let c = &c[batch.stack(block.center)];
-                product(a, m1, Accumulate::Overwrite, q, c, m1, 4 * block.n, m1, tk);
+                let (q, cut) = unsafe {
+                    (q.part(block.row * 4 * columns, block.n * 4 * columns), cut.cut(batch, b, plan))
+                };
+                cut.features(q);
+                cut.contract(a, q, &c[batch.stack(block.center)]);
             }
             None => a.chunks_exact_mut(stride).enumerate().for_each(|(k, a)| batch.atom(block, k).forward(a)),
         }
@@ -121,19 +123,6 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
             let x = &mut x[k * width..(k + 1) * width];
             descriptor::forward(x, &a[k * stride..(k + 1) * stride], m1, m2, fold.square());
             x[n_d..].copy_from_slice(&extra[k * n_extra..(k + 1) * n_extra]);
-        }
-    });
-}
-
-/// Q of the rows of a block: `[n, 4, n_types * K]`.
-fn features<T: Real>(q: &mut [T], batch: &Batch<T>, block: &Segment, plan: &Plan) {
-    let (model, n_types) = (batch.model, batch.model.n_types());
-    let rows = rows_of(model, block.center);
-    let mut walk = Terms::default();
-    scratch(plan.terms, |empty: &mut [T]| {
-        plan.empty_slot(empty, model, block.center);
-        for (k, q) in q.chunks_exact_mut(4 * n_types * plan.terms).enumerate() {
-            batch.frames[block.frame].features(q, &mut walk, plan, n_types, &rows, block.local + k, empty);
         }
     });
 }
@@ -149,7 +138,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
     buffers.virial.resize(blocks.len(), [0.0; 9]);
     let virial = Parts::new(&mut buffers.virial);
     let de_d = buffers.de_d.each_mut().map(|x| Parts::new(x));
-    let (a, de_a, c_t) = (&buffers.a, Parts::new(&mut buffers.de_a), &buffers.c_t);
+    let (a, de_a, c_t, cut) = (&buffers.a, Parts::new(&mut buffers.de_a), &buffers.c_t, &buffers.cut);
     pool.run(blocks.len(), |b| {
         let block = &blocks[b];
         let frame = batch.frames[block.frame];
@@ -168,7 +157,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
         // SAFETY: the pairs of different atoms are different.
         let mut de_d = de_d.each_ref().map(|x| unsafe { x.part(offset + pairs.start, pairs.len()) });
         match batch.plan_of(block) {
-            Some(_) => forces_by_series(&mut de_d, batch, block, de_a, &c_t[batch.stack(block.center)]),
+            Some(plan) => cut.block(batch, b, plan).forces(&mut de_d, de_a, &c_t[batch.stack(block.center)]),
             None => {
                 for k in 0..block.n {
                     let atom = batch.atom(block, k);
@@ -188,36 +177,6 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
                 for l in 0..3 {
                     virial[3 * k + l] -= d * de_d[l][n].to_f64();
                 }
-            }
-        }
-    });
-}
-
-/// dE/dd of the pairs of a block: dE/dQ = dE/dA C^T, then one walk over the pairs.
-fn forces_by_series<T: Real>(
-    de_d: &mut [&mut [T]; 3],
-    batch: &Batch<T>,
-    block: &Segment,
-    de_a: &[T],
-    c_t: &[T],
-) {
-    let (m1, n_types, tk) = (batch.model.n_embed(), batch.model.n_types(), batch.n_terms());
-    let Some(plan) = batch.plan else { return };
-    let frame = batch.frames[block.frame];
-    let a = Strided { data: de_a, row: m1, col: 1 };
-    scratch(block.n * 4 * tk + 8 * plan.terms, |buffers: &mut [T]| {
-        let (de_q, series) = buffers.split_at_mut(block.n * 4 * tk);
-        product(de_q, tk, Accumulate::Overwrite, a, c_t, tk, 4 * block.n, tk, m1);
-        let first = batch.pairs(block).start;
-        let rows = rows_of(batch.model, block.center);
-        for k in 0..block.n {
-            for t in 0..n_types {
-                let pairs = frame.pairs(block.local + k, t, n_types);
-                let own = pairs.start - first..pairs.end - first;
-                let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
-                pairs::with_derivatives(series, &de_q[k * 4 * tk + t * plan.terms..], tk, plan.terms);
-                let (start, n) = (pairs.start, pairs.len());
-                pairs::forces(part, series, plan.terms, &frame.d, &rows, start, n, plan.scale());
             }
         }
     });
@@ -304,11 +263,11 @@ pub fn tangent<T: Real>(
     let (m1, m2, n_types, fold) =
         (model.n_embed(), model.descriptor().axis_neuron, model.n_types(), fitting.fold());
     let n_d = fold.width(model.n_descriptor());
-    let (stride, width, tk) = (4 * m1, n_d + model.n_extra(), batch.n_terms());
+    let (stride, width, columns) = (4 * m1, n_d + model.n_extra(), batch.columns());
     buffers.inputs.clear();
     buffers.inputs.extend((0..n_types).map(|c| Parts::new(fitting.input_dot(c))));
     let inputs = &buffers.inputs;
-    let (a, c) = (&buffers.a, &buffers.c);
+    let (a, c, cut) = (&buffers.a, &buffers.c, &buffers.cut);
     let (a_dot, q_dot) = (Parts::new(&mut buffers.a_dot), Parts::new(&mut buffers.q_dot));
     let d_dot = buffers.d_dot.each_mut().map(|x| Parts::new(x));
     let blocks = &batch.layout.blocks;
@@ -321,19 +280,18 @@ pub fn tangent<T: Real>(
         // SAFETY: as above; reads go to the block's own pairs.
         let mut d_dot = d_dot.each_ref().map(|x| unsafe { x.part(offset + pairs.start, pairs.len()) });
         direction(&mut d_dot, batch, block, seeds);
-        let columns = d_dot.map(|x| &*x);
+        let d_dot = d_dot.map(|x| &*x);
         match batch.plan_of(block) {
             Some(plan) => {
                 // SAFETY: as above.
-                let q_dot = unsafe { q_dot.part(block.row * 4 * tk, block.n * 4 * tk) };
-                features_tangent(q_dot, batch, block, plan, columns);
-                let q = Strided { data: q_dot, row: tk, col: 1 };
-                let c = &c[batch.stack(block.center)];
-                product(a_dot, m1, Accumulate::Overwrite, q, c, m1, 4 * block.n, m1, tk);
+                let q_dot = unsafe { q_dot.part(block.row * 4 * columns, block.n * 4 * columns) };
+                let cut = cut.block(batch, b, plan);
+                cut.features_tangent(q_dot, d_dot);
+                cut.contract(a_dot, q_dot, &c[batch.stack(block.center)]);
             }
             None => {
                 for (k, a_dot) in a_dot.chunks_exact_mut(stride).enumerate() {
-                    batch.atom(block, k).tangent(a_dot, columns, pairs.start);
+                    batch.atom(block, k).tangent(a_dot, d_dot, pairs.start);
                 }
             }
         }
@@ -353,40 +311,6 @@ pub fn tangent<T: Real>(
             x_dot[n_d..].fill(T::ZERO);
         }
     });
-}
-
-/// The change of Q of the rows of a block along `d_dot` of its pairs.
-fn features_tangent<T: Real>(
-    q_dot: &mut [T],
-    batch: &Batch<T>,
-    block: &Segment,
-    plan: &Plan,
-    d_dot: [&[T]; 3],
-) {
-    let (n_types, frame) = (batch.model.n_types(), batch.frames[block.frame]);
-    let stride = n_types * plan.terms;
-    let rows = rows_of(batch.model, block.center);
-    let first = batch.pairs(block).start;
-    let mut walk = Terms::default();
-    for k in 0..block.n {
-        for t in 0..n_types {
-            let pairs = frame.pairs(block.local + k, t, n_types);
-            let out = &mut q_dot[k * 4 * stride + t * plan.terms..];
-            pairs::features_tangent(
-                out,
-                &mut walk,
-                stride,
-                plan.terms,
-                &frame.d,
-                &rows,
-                d_dot,
-                first,
-                pairs.start,
-                pairs.len(),
-                plan.scale(),
-            );
-        }
-    }
 }
 
 /// `d_dot = u_j - u_i - dL/dvirial^T d` with `u = -dL/dF`, for the pairs of a block.
@@ -444,67 +368,45 @@ pub fn embedding_gradient<T: Real>(
     grad: &mut [f64],
     batch: &Batch<T>,
     buffers: &mut Buffers<T>,
-    series: &Series,
+    series: &mut Series,
 ) {
     for net in &batch.model.embedding {
-        grad[params_of(net)].fill(0.0);
+        grad[net.params()].fill(0.0);
     }
     direct_gradient(pool, grad, batch, buffers);
-    series_gradient(pool, grad, batch, buffers, series);
-}
-
-/// The parameters of a net in the flat vector.
-fn params_of(net: &NetShape) -> Range<usize> {
-    let last = &net.layers[net.layers.len() - 1];
-    net.layers[0].w..last.idt_range().or(last.b_range()).unwrap_or(last.w_range()).end
-}
-
-/// dL/dC = Q^T dL/dA + Q_dot^T dE/dA, then through the nets at the nodes.
-fn series_gradient<T: Real>(
-    pool: &Pool,
-    grad: &mut [f64],
-    batch: &Batch<T>,
-    buffers: &mut Buffers<T>,
-    series: &Series,
-) {
     let Some(plan) = batch.plan else { return };
-    let model = batch.model;
-    let (m1, tk, n_types) = (model.n_embed(), batch.n_terms(), model.n_types());
-    let n_stacks = if model.descriptor().type_one_side { 1 } else { n_types };
-    let Buffers { q, q_dot, de_a, dl_a, dl_c, .. } = buffers;
+    coefficient_gradient(pool, batch, buffers, plan);
+    let scale = 1.0 / batch.model.n_sel() as f64;
+    series.backward_add(pool, grad, plan, batch.model, batch.params, &buffers.dl_c, scale);
+}
+
+/// dL/dC = Q^T dL/dA + Q_dot^T dE/dA
+fn coefficient_gradient<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, plan: &Plan) {
+    let (m1, columns, n_panels) = (batch.model.n_embed(), plan.columns(), plan.panels().len());
+    let Buffers { q, q_dot, de_a, dl_a, dl_c, cut, .. } = buffers;
     dl_c.clear();
-    dl_c.resize(n_stacks * tk * m1, T::ZERO);
+    dl_c.resize(n_stacks(batch.model) * columns * m1, T::ZERO);
     let parts = Parts::new(dl_c);
-    let per_stack = tk.div_ceil(GRAD_TERMS);
-    pool.run(n_stacks * per_stack, |job| {
-        let (stack, term) = (job / per_stack, job % per_stack * GRAD_TERMS);
-        let rows = GRAD_TERMS.min(tk - term);
+    let per_panel = plan.terms.div_ceil(GRAD_TERMS);
+    let layout = batch.layout;
+    pool.run(n_stacks(batch.model) * n_panels * per_panel, |job| {
+        let (piece, term) = (job / per_panel, job % per_panel * GRAD_TERMS);
+        let (stack, panel) = (piece / n_panels, piece % n_panels);
+        let rows = GRAD_TERMS.min(plan.terms - term);
         // SAFETY: each job has its own rows of its own stack.
-        let out = unsafe { parts.part((stack * tk + term) * m1, rows * m1) };
-        for s in batch.layout.segments.iter().filter(|s| batch.stack(s.center) == stack) {
-            if !batch.layout.by_series[s.frame] {
+        let out = unsafe { parts.part((stack * columns + panel * plan.terms + term) * m1, rows * m1) };
+        for (b, block) in layout.blocks.iter().enumerate() {
+            let is_own = batch.stack(block.center) == stack && layout.by_series[block.frame];
+            if !is_own || !cut.active(b, n_panels)[panel] {
                 continue;
             }
-            let n = 4 * s.n;
-            let rows_of_s = 4 * s.row * m1..(4 * s.row + n) * m1;
+            let cut = cut.block(batch, b, plan);
+            let (from, to) = (4 * block.row, 4 * (block.row + block.n));
             for (q, adjoint) in [(&*q, &*dl_a), (&*q_dot, &*de_a)] {
-                let q = Strided { data: &q[4 * s.row * tk + term..], row: 1, col: tk };
-                product(out, m1, Accumulate::Add, q, &adjoint[rows_of_s.clone()], m1, rows, m1, n);
+                let (q, adjoint) = (&q[from * columns..to * columns], &adjoint[from * m1..to * m1]);
+                cut.gradient_add(out, q, adjoint, panel, term);
             }
         }
-    });
-    let scale = 1.0 / model.n_sel() as f64;
-    let grad = Parts::new(grad);
-    pool.run(n_stacks * n_types, |job| {
-        let net = model.embedding_net(job / n_types, job % n_types);
-        let params = params_of(&model.embedding[net]);
-        // SAFETY: each centre (or all of them) and neighbour type has a net of its own.
-        let grad = unsafe { grad.part(params.start, params.len()) };
-        scratch(plan.terms * m1, |dl: &mut [f64]| {
-            let own = &dl_c[job * plan.terms * m1..];
-            dl.iter_mut().zip(own).for_each(|(dl, x)| *dl = x.to_f64() * scale);
-            series.backward_add(grad, params.start, plan, model, batch.params, net, dl);
-        });
     });
 }
 

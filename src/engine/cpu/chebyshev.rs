@@ -1,49 +1,92 @@
-//! The embedding net as a Chebyshev series.
+//! The embedding net as Chebyshev series on panels.
 //!
-//! The net G depends on one number s. Over the range of s that the data holds it is expanded as
-//! `G(s) = sum_k T_k(x) C_k`; the K rows of C come from the net at the K nodes `x_n = cos(pi (n + 1/2) / K)`. From s to x
-//! leads a hyperbola that is steeper for small s, where most neighbours are and a net changes most: it spares a fifth to a
-//! quarter of the terms that a straight line would need. In float64 the series is the network itself to rounding: its last rows measure
-//! the error at every step, and K grows when they are too large.
+//! The net G of a neighbour type depends on one number s. The range of s that the data holds is cut into panels, and on each
+//! the net is expanded as `G(s) = sum_k T_k(x) C_k`; the K rows of C come from the net at the K nodes
+//! `x_n = cos(pi (n + 1/2) / K)`. A young net is smooth enough for one panel; training makes nets steeper, and then short
+//! series on several panels are cheaper than a long one ([`super::panels`] chooses). In float64 the series are the network
+//! itself to rounding: the last rows of every panel measure the error at every step, and another plan is chosen when they are
+//! too large.
+//!
+//! A pair touches only the terms of the panel that its s lies in. Panels of a type stand in the order of rising distance, so
+//! that the sorted neighbours of an atom are cut into consecutive runs.
 
 use super::dense::{Accumulate, Strided, product};
+use super::frame::empty_slot;
 use super::net::{self, NetTrace};
 use super::pool::{Parts, Pool};
 use super::scratch::scratch;
+use crate::engine::reference::env;
 use crate::model::dp::Dp;
-use crate::model::net::NetShape;
+use serde_json::{Value, json};
+use std::ops::Range;
 
-/// The range, the number of terms and the transform of the series.
+/// An interval of s with a series of its own, for the neighbours of one type.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Panel {
+    pub neighbor: usize,
+    pub low: f64,
+    pub high: f64,
+}
+
+impl Panel {
+    pub fn middle(&self) -> f64 {
+        (self.low + self.high) / 2.0
+    }
+
+    pub fn half(&self) -> f64 {
+        ((self.high - self.low) / 2.0).max(1e-6)
+    }
+}
+
+/// The panels of all neighbour types, the number of terms and the transform of their series.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Number of terms, K.
+    /// Number of terms on each panel, K.
     pub terms: usize,
-    pub middle: f64,
-    pub half: f64,
+    /// How much steeper the argument of the polynomials is at the lower end of a panel: see [`Plan::argument`].
+    pub skew: f64,
+    /// Type after type; those of a type by rising distance, which is falling s.
+    panels: Vec<Panel>,
+    /// `[n_types + 1]` panels of each neighbour type.
+    first_panel: Vec<usize>,
+    /// `[n_types, n_panels]` for each centre type: neighbours within the square of this distance (A^2) belong to the panel or
+    /// to one before it.
+    cuts: Vec<f64>,
+    /// `[n_types, n_types]` for each centre and neighbour type: the panel of an empty slot.
+    empty: Vec<usize>,
     /// `[K, K]`: coefficients = transform * values at the nodes.
     transform: Vec<f64>,
-    /// `[K]` the nodes as values of s.
+    /// `[n_panels, K]` the nodes as values of s.
     nodes: Vec<f64>,
 }
 
-/// How much steeper the argument of the polynomials is at the lower end of the range, between 0 (a straight line) and 1: see
-/// [`Plan::argument`]. The stock network as `dp train` draws it needs 88 terms in float64 with 0, 64 to 72 with 0.4 to 0.6; after
-/// some thousand steps 0.3 and 0.4 are the best.
-pub const SKEW: f64 = 0.4;
-
-/// Numbers of terms that are tried, in this order.
-pub const TERMS: [usize; 23] =
-    [16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168, 176, 184, 192];
+/// The skew of a series over the whole range. From s to the argument leads a hyperbola that is steeper for small s, where most
+/// neighbours are and a net changes most: the stock network as `dp train` draws it needs 88 terms in float64 with 0, 64 to 72
+/// with 0.4 to 0.6; after some thousand steps 0.3 and 0.4 are the best. Several panels adapt to the net themselves.
+const SKEW: f64 = 0.4;
 
 impl Plan {
-    /// A series of `terms` over `[low, high]` of the normalised s.
-    pub fn new(terms: usize, low: f64, high: f64) -> Self {
-        let (middle, half) = ((low + high) / 2.0, ((high - low) / 2.0).max(1e-6));
+    /// One series of `terms` over `[low, high]` of the normalised s for each neighbour type.
+    pub fn whole(model: &Dp, terms: usize, (low, high): (f64, f64)) -> Self {
+        Self::new(model, terms, &vec![vec![low, high]; model.n_types()])
+    }
+
+    /// A series of `terms` between any two neighbours among the rising `edges` of a neighbour type.
+    pub fn new(model: &Dp, terms: usize, edges: &[Vec<f64>]) -> Self {
+        let mut panels = Vec::new();
+        let mut first_panel = vec![0];
+        for (neighbor, edges) in edges.iter().enumerate() {
+            let falling = edges.windows(2).rev();
+            panels.extend(falling.map(|edge| Panel { neighbor, low: edge[0], high: edge[1] }));
+            first_panel.push(panels.len());
+        }
+        let skew = if panels.len() > edges.len() { 0.0 } else { SKEW };
         let k = terms as f64;
         let angle = |n: usize| std::f64::consts::PI * (n as f64 + 0.5) / k;
         // The inverse of `argument`.
-        let straight = |x: f64| (x - SKEW) / (1.0 - SKEW * x);
-        let nodes = (0..terms).map(|n| middle + half * straight(angle(n).cos())).collect();
+        let straight = |x: f64| (x - skew) / (1.0 - skew * x);
+        let node = |panel: &Panel, n: usize| panel.middle() + panel.half() * straight(angle(n).cos());
+        let nodes = panels.iter().flat_map(|panel| (0..terms).map(|n| node(panel, n))).collect();
         let transform = (0..terms * terms)
             .map(|p| {
                 let (j, n) = (p / terms, p % terms);
@@ -51,18 +94,77 @@ impl Plan {
                 norm * (j as f64 * angle(n)).cos()
             })
             .collect();
-        Plan { terms, middle, half, transform, nodes }
+        let mut plan =
+            Plan { terms, skew, panels, first_panel, cuts: Vec::new(), empty: Vec::new(), transform, nodes };
+        for center in 0..model.n_types() {
+            for (p, panel) in plan.panels.iter().enumerate() {
+                let is_last = p + 1 == plan.first_panel[panel.neighbor + 1];
+                let r = if is_last { f64::INFINITY } else { distance_at(model, center, panel.low) };
+                plan.cuts.push(r * r);
+            }
+            let s = empty_slot(model, center);
+            let empty: Vec<usize> = (0..edges.len()).map(|t| plan.panel_of(t, s)).collect();
+            plan.empty.extend(empty);
+        }
+        plan
     }
 
-    /// The argument of the polynomials at `s`: `(y + SKEW) / (1 + SKEW y)` with y = (s - middle) / half in -1 .. 1.
-    pub fn argument(&self, s: f64) -> f64 {
-        let y = (s - self.middle) / self.half;
-        (y + SKEW) / (1.0 + SKEW * y)
+    /// No series at all: the nets themselves are used.
+    pub fn none(model: &Dp) -> Self {
+        Self::new(model, 0, &vec![Vec::new(); model.n_types()])
     }
 
-    /// `[K]` the nodes as values of s.
+    /// The panel of a neighbour type that holds `s`, or the one that is nearest to it.
+    fn panel_of(&self, neighbor: usize, s: f64) -> usize {
+        let panels = self.panels_of(neighbor);
+        let first = panels.clone().find(|&p| s >= self.panels[p].low);
+        first.unwrap_or(panels.end.saturating_sub(1))
+    }
+
+    pub fn panels(&self) -> &[Panel] {
+        &self.panels
+    }
+
+    /// Panels of the neighbours of one type.
+    pub fn panels_of(&self, neighbor: usize) -> Range<usize> {
+        self.first_panel[neighbor]..self.first_panel[neighbor + 1]
+    }
+
+    /// Columns of the features Q: all terms of all panels.
+    pub fn columns(&self) -> usize {
+        self.panels.len() * self.terms
+    }
+
+    /// Columns of Q that belong to one panel.
+    pub fn columns_of(&self, panel: usize) -> Range<usize> {
+        panel * self.terms..(panel + 1) * self.terms
+    }
+
+    /// `[n_panels]` for a centre type: see [`Plan::cuts`].
+    pub fn cuts(&self, center: usize) -> &[f64] {
+        let n = self.panels.len();
+        &self.cuts[center * n..(center + 1) * n]
+    }
+
+    /// The panel of an empty slot.
+    pub fn empty_panel(&self, center: usize, neighbor: usize) -> usize {
+        self.empty[center * (self.first_panel.len() - 1) + neighbor]
+    }
+
+    /// The argument of the polynomials of a panel at `s`: `(y + skew) / (1 + skew y)` with y = (s - middle) / half.
+    pub fn argument(&self, panel: usize, s: f64) -> f64 {
+        let panel = &self.panels[panel];
+        let y = (s - panel.middle()) / panel.half();
+        (y + self.skew) / (1.0 + self.skew * y)
+    }
+
+    /// `[n_panels, K]` the nodes as values of s.
     pub fn nodes(&self) -> &[f64] {
         &self.nodes
+    }
+
+    fn nodes_of(&self, panel: usize) -> &[f64] {
+        &self.nodes[self.columns_of(panel)]
     }
 
     /// `[K, K]`: coefficients = transform * values at the nodes.
@@ -70,116 +172,232 @@ impl Plan {
         &self.transform
     }
 
-    /// True where the series holds at `s`.
+    /// True where the series hold from `low` to `high`. All neighbour types have the same range.
     pub fn covers(&self, low: f64, high: f64) -> bool {
-        let slack = 1e-9 * self.half;
-        low >= self.middle - self.half - slack && high <= self.middle + self.half + slack
+        let own = self.panels_of(0);
+        let (lowest, highest) = (self.panels[own.end - 1].low, self.panels[own.start].high);
+        let slack = 1e-9 * (highest - lowest);
+        low >= lowest - slack && high <= highest + slack
     }
+
+    /// For checkpoints: what [`Plan::from_state`] needs.
+    pub fn state(&self) -> Value {
+        let edges = |t: usize| {
+            let own = &self.panels[self.panels_of(t)];
+            own.iter().rev().map(|p| p.low).chain(own.first().map(|p| p.high)).collect::<Vec<f64>>()
+        };
+        let n_types = self.first_panel.len() - 1;
+        json!({ "terms": self.terms, "edges": (0..n_types).map(edges).collect::<Vec<_>>() })
+    }
+
+    /// The plan of a checkpoint; those before there were panels have a number of terms only.
+    pub fn from_state(model: &Dp, state: &Value, range: (f64, f64)) -> Option<Self> {
+        let terms = state["terms"].as_u64().filter(|terms| (1..=MOST_TERMS).contains(terms))? as usize;
+        let Some(edges) = state["edges"].as_array() else { return Some(Self::whole(model, terms, range)) };
+        let edges: Option<Vec<Vec<f64>>> =
+            edges.iter().map(|edges| edges.as_array()?.iter().map(Value::as_f64).collect()).collect();
+        let rises = |edges: &Vec<f64>| edges.len() > 1 && edges.windows(2).all(|e| e[0] < e[1]);
+        let edges = edges.filter(|edges| edges.len() == model.n_types() && edges.iter().all(rises))?;
+        Some(Self::new(model, terms, &edges))
+    }
+}
+
+impl std::fmt::Display for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} panels of {} terms", self.panels.len(), self.terms)
+    }
+}
+
+/// More terms than any plan has.
+const MOST_TERMS: u64 = 4096;
+
+/// The distance, A, at which the normalised s of a centre type has fallen to `s`; infinite where it never does.
+fn distance_at(model: &Dp, center: usize, s: f64) -> f64 {
+    let (davg, dstd) = (model.stats.davg[center][0], model.stats.dstd[center][0]);
+    let at = |r: f64| (env::radial(model.descriptor(), r)[0] - davg) / dstd;
+    let (mut near, mut far) = (1e-6, model.descriptor().rcut);
+    if at(far) >= s {
+        return f64::INFINITY;
+    }
+    // Halved until the two are neighbouring numbers.
+    for _ in 0..64 {
+        let r = 0.5 * (near + far);
+        *(if at(r) >= s { &mut near } else { &mut far }) = r;
+    }
+    near
 }
 
 /// The coefficients of all nets of a model for one set of parameters.
 #[derive(Default)]
 pub struct Series {
-    nets: Vec<Expansion>,
-    /// The largest of the last coefficients over the largest of all.
+    /// `[n_stacks, n_panels]`: nets for each centre type, or one for all of them.
+    pieces: Vec<Piece>,
+    /// The largest of the last coefficients of any panel over the largest coefficient of the same net.
     pub tail: f64,
 }
 
-/// One net.
+/// One net on one panel.
 #[derive(Default)]
-struct Expansion {
+struct Piece {
     /// `[K, M1]`
     coefficients: Vec<f64>,
     trace: NetTrace,
-    tail: f64,
+    /// The gradient of the net's parameters by way of this panel.
+    gradient: Vec<f64>,
+    /// The largest of the last coefficients, and of all.
+    last: f64,
+    largest: f64,
 }
 
-impl Expansion {
-    fn expand(&mut self, plan: &Plan, shape: &NetShape, params: &[f64], m: usize) {
-        let k = plan.terms;
-        let values = net::forward(&mut self.trace, shape, params, &plan.nodes);
+/// The last coefficients that measure the error of a series.
+pub const LAST: usize = 3;
+
+impl Piece {
+    fn expand(&mut self, model: &Dp, net: usize, params: &[f64], plan: &Plan, panel: usize) {
+        let (k, m) = (plan.terms, model.n_embed());
+        let values = net::forward(&mut self.trace, &model.embedding[net], params, plan.nodes_of(panel));
         let c = &mut self.coefficients;
         c.resize(k * m, 0.0);
         let transform = Strided { data: &plan.transform, row: k, col: 1 };
         product(c, m, Accumulate::Overwrite, transform, values, m, k, m, k);
         let largest = |x: &[f64]| x.iter().fold(0.0f64, |a, b| a.max(b.abs()));
-        self.tail = largest(&c[(k - 3) * m..]) / largest(c).max(1e-300);
+        (self.last, self.largest) = (largest(&c[(k - LAST) * m..]), largest(c));
     }
+}
+
+/// Groups of nets that share a stack of coefficients: centre types, or all of them.
+pub fn n_stacks(model: &Dp) -> usize {
+    if model.descriptor().type_one_side { 1 } else { model.n_types() }
+}
+
+/// The nets whose argument is a neighbour of this type.
+pub fn nets_of(model: &Dp, neighbor: usize) -> impl Iterator<Item = usize> + '_ {
+    (0..n_stacks(model)).map(move |stack| model.embedding_net(stack, neighbor))
 }
 
 impl Series {
-    /// `[K, M1]` the coefficients of a net.
-    pub fn coefficients(&self, net: usize) -> &[f64] {
-        &self.nets[net].coefficients
+    /// `[K, M1]` the coefficients of a stack's net on a panel.
+    pub fn coefficients(&self, plan: &Plan, stack: usize, panel: usize) -> &[f64] {
+        &self.pieces[stack * plan.panels.len() + panel].coefficients
     }
 
-    /// Expands every embedding net.
-    pub fn expand(&mut self, plan: &Plan, model: &Dp, params: &[f64]) {
-        self.expand_on(&Pool::serial(), plan, model, params);
-    }
-
-    /// Expands every embedding net, beside each other.
-    pub fn expand_on(&mut self, pool: &Pool, plan: &Plan, model: &Dp, params: &[f64]) {
-        self.nets.resize_with(model.embedding.len(), Expansion::default);
-        let nets = Parts::new(&mut self.nets);
-        pool.run(model.embedding.len(), |n| {
-            // SAFETY: one task for each net.
-            let net = unsafe { &mut nets.part(n, 1)[0] };
-            net.expand(plan, &model.embedding[n], params, model.n_embed());
+    /// Expands every embedding net on every panel, beside each other.
+    pub fn expand(&mut self, pool: &Pool, plan: &Plan, model: &Dp, params: &[f64]) {
+        let n_panels = plan.panels.len();
+        self.pieces.resize_with(n_stacks(model) * n_panels, Piece::default);
+        let pieces = Parts::new(&mut self.pieces);
+        pool.run(n_stacks(model) * n_panels, |job| {
+            let (stack, panel) = (job / n_panels, job % n_panels);
+            let net = model.embedding_net(stack, plan.panels[panel].neighbor);
+            // SAFETY: one task for each piece.
+            unsafe { &mut pieces.part(job, 1)[0] }.expand(model, net, params, plan, panel);
         });
-        self.tail = self.nets.iter().map(|net| net.tail).fold(0.0, f64::max);
+        self.tail = 0.0;
+        for stack in self.pieces.chunks(n_panels) {
+            for t in 0..model.n_types() {
+                let net = &stack[plan.panels_of(t)];
+                let largest = net.iter().map(|piece| piece.largest).fold(1e-300, f64::max);
+                let last = net.iter().map(|piece| piece.last).fold(0.0, f64::max);
+                self.tail = self.tail.max(last / largest);
+            }
+        }
     }
 
-    /// Adds the gradient of net `n` given dL/dC `[K, M1]` to `grad`, which begins with parameter `first`.
-    #[allow(clippy::too_many_arguments)]
-    pub fn backward_add(
-        &self,
+    /// Adds the gradient of all nets to `grad`, given dL/dC `[n_stacks, n_panels, K, M1]` times `1 / scale`.
+    pub fn backward_add<T: super::real::Real>(
+        &mut self,
+        pool: &Pool,
         grad: &mut [f64],
-        first: usize,
         plan: &Plan,
         model: &Dp,
         params: &[f64],
-        n: usize,
-        dl_c: &[f64],
+        dl_c: &[T],
+        scale: f64,
     ) {
-        let (k, m) = (plan.terms, model.n_embed());
-        scratch(k * m, |dl_values: &mut [f64]| {
-            let transform = Strided { data: &plan.transform, row: 1, col: k };
-            product(dl_values, m, Accumulate::Overwrite, transform, dl_c, m, k, m, k);
-            net::backward_add(grad, first, &self.nets[n].trace, &model.embedding[n], params, dl_values);
+        let (k, m, n_panels) = (plan.terms, model.n_embed(), plan.panels.len());
+        let net_of = |job: usize| model.embedding_net(job / n_panels, plan.panels[job % n_panels].neighbor);
+        let n_pieces = self.pieces.len();
+        let pieces = Parts::new(&mut self.pieces);
+        pool.run(n_pieces, |job| {
+            // SAFETY: one task for each piece.
+            let Piece { trace, gradient, .. } = unsafe { &mut pieces.part(job, 1)[0] };
+            let net = &model.embedding[net_of(job)];
+            let own = net.params();
+            gradient.clear();
+            gradient.resize(own.len(), 0.0);
+            scratch(2 * k * m, |buffers: &mut [f64]| {
+                let (dl, dl_values) = buffers.split_at_mut(k * m);
+                let from = &dl_c[job * k * m..];
+                dl.iter_mut().zip(from).for_each(|(dl, x)| *dl = x.to_f64() * scale);
+                let transform = Strided { data: &plan.transform, row: 1, col: k };
+                product(dl_values, m, Accumulate::Overwrite, transform, dl, m, k, m, k);
+                net::backward_add(gradient, own.start, trace, net, params, dl_values);
+            });
         });
+        for (job, piece) in self.pieces.iter().enumerate() {
+            let own = model.embedding[net_of(job)].params();
+            grad[own].iter_mut().zip(&piece.gradient).for_each(|(grad, x)| *grad += x);
+        }
     }
-}
-
-/// The smallest plan whose tail is below `tolerance` for these parameters, if any is.
-pub fn choose(
-    model: &Dp,
-    params: &[f64],
-    low: f64,
-    high: f64,
-    tolerance: f64,
-    at_least: usize,
-) -> Option<Plan> {
-    TERMS.iter().filter(|&&terms| terms >= at_least).find_map(|&terms| {
-        let plan = Plan::new(terms, low, high);
-        let mut series = Series::default();
-        series.expand(&plan, model, params);
-        (series.tail < tolerance).then_some(plan)
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::reference::tests::{model, options};
 
     #[test]
-    fn the_argument_of_a_node_is_a_cosine() {
-        let plan = Plan::new(24, -0.4, 9.2);
-        for (n, &s) in plan.nodes().iter().enumerate() {
-            let want = (std::f64::consts::PI * (n as f64 + 0.5) / 24.0).cos();
-            assert!((plan.argument(s) - want).abs() < 1e-14, "node {n}");
-            assert!(plan.covers(s, s), "node {n} lies within the range");
+    fn the_argument_of_a_node_is_a_cosine_on_every_panel() {
+        let model = model(options());
+        for edges in [vec![-0.4, 9.2], vec![-0.4, 0.3, 2.0, 9.2]] {
+            let plan = Plan::new(&model, 24, &vec![edges.clone(); model.n_types()]);
+            for (p, panel) in plan.panels().iter().enumerate() {
+                for (n, &s) in plan.nodes_of(p).iter().enumerate() {
+                    let want = (std::f64::consts::PI * (n as f64 + 0.5) / 24.0).cos();
+                    assert!((plan.argument(p, s) - want).abs() < 1e-13, "node {n} of panel {p}");
+                    assert!(s > panel.low && s < panel.high, "node {n} lies within panel {p}");
+                }
+                assert!((plan.argument(p, panel.low) + 1.0).abs() < 1e-14);
+                assert!((plan.argument(p, panel.high) - 1.0).abs() < 1e-14);
+            }
+            assert!(plan.covers(-0.4, 9.2) && !plan.covers(-0.41, 9.0) && !plan.covers(0.0, 9.3));
         }
-        assert!((plan.argument(-0.4) + 1.0).abs() < 1e-14 && (plan.argument(9.2) - 1.0).abs() < 1e-14);
+    }
+
+    #[test]
+    fn cuts_are_the_distances_at_which_panels_end() {
+        let model = model(options());
+        let rcut = model.descriptor().rcut;
+        for center in 0..model.n_types() {
+            let s_at = |r: f64| {
+                let (davg, dstd) = (model.stats.davg[center][0], model.stats.dstd[center][0]);
+                (env::radial(model.descriptor(), r)[0] - davg) / dstd
+            };
+            let edges = vec![s_at(rcut) - 1.0, s_at(0.8 * rcut), s_at(0.5 * rcut), s_at(0.2 * rcut)];
+            let plan = Plan::new(&model, 16, &vec![edges; model.n_types()]);
+            let got: Vec<f64> = plan.cuts(center)[..3].iter().map(|r2| r2.sqrt()).collect();
+            assert!((got[0] - 0.5 * rcut).abs() < 1e-9 && (got[1] - 0.8 * rcut).abs() < 1e-9, "{got:?}");
+            assert_eq!(got[2], f64::INFINITY);
+        }
+    }
+
+    #[test]
+    fn a_plan_comes_back_from_its_state_to_the_bit() {
+        let model = model(options());
+        let edges = vec![vec![-0.1, 1.0 / 3.0, std::f64::consts::E], vec![-0.1, std::f64::consts::E]];
+        let plan = Plan::new(&model, 32, &edges);
+        let text = plan.state().to_string();
+        let back = Plan::from_state(&model, &serde_json::from_str(&text).unwrap(), (0.0, 1.0));
+        assert_eq!(back, Some(plan));
+        let old = Plan::from_state(&model, &json!({ "terms": 64 }), (-0.4, 9.2));
+        assert_eq!(old, Some(Plan::whole(&model, 64, (-0.4, 9.2))));
+        for broken in [
+            json!({}),
+            json!({"terms": 0}),
+            json!({"terms": 32, "edges": [[0.0, 1.0]]}),
+            json!({"terms": 32, "edges": [[0.0, 1.0], [1.0, 0.5]]}),
+        ] {
+            assert_eq!(Plan::from_state(&model, &broken, (0.0, 1.0)), None, "{broken}");
+        }
     }
 }

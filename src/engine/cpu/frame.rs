@@ -3,10 +3,9 @@
 //! The features Q of the series are made anew in every step: that takes two hundredths of it, and keeping them would double
 //! the memory of a frame.
 
-use super::chebyshev::{Plan, SKEW};
-use super::pairs::{self, Rows, Scale};
+use super::chebyshev::Plan;
+use super::pairs::{Rows, Scale};
 use super::real::Real;
-use super::walk::Terms;
 use crate::Result;
 use crate::data::Frame;
 use crate::engine::reference::env;
@@ -14,6 +13,7 @@ use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
 use crate::sample::Prepared;
 use std::cell::Cell;
+use std::ops::Range;
 
 /// A prepared frame. Row `r` is the r-th real atom when atoms are sorted by type.
 pub struct CpuFrame<T> {
@@ -137,7 +137,7 @@ impl<T: Real> CpuFrame<T> {
     }
 
     /// Pairs of row `r` with neighbours of type `t`.
-    pub fn pairs(&self, r: usize, t: usize, n_types: usize) -> std::ops::Range<usize> {
+    pub fn pairs(&self, r: usize, t: usize, n_types: usize) -> Range<usize> {
         self.pair_start[r * n_types + t] as usize..self.pair_start[r * n_types + t + 1] as usize
     }
 
@@ -146,32 +146,34 @@ impl<T: Real> CpuFrame<T> {
         self.n_rows() == 0 || plan.covers(self.s_range.0, self.s_range.1)
     }
 
-    /// Q of row `r`: `[4, n_types * K]`. `empty` is Q of an empty slot, `walk` working memory.
-    #[allow(clippy::too_many_arguments)]
-    pub fn features(
-        &self,
-        q: &mut [T],
-        walk: &mut Terms<T>,
-        plan: &Plan,
-        n_types: usize,
-        rows: &Rows<T>,
-        r: usize,
-        empty: &[T],
-    ) {
-        let terms = plan.terms;
-        let stride = n_types * terms;
+    /// Cuts the pairs of row `r` into those of each panel: `ends[p]` is where the pairs of panel p end, and the next begin.
+    pub fn cut(&self, ends: &mut [u32], plan: &Plan, cuts: &[T], r: usize, n_types: usize) {
+        let [x, y, z] = &self.d;
         for t in 0..n_types {
-            let pairs = self.pairs(r, t, n_types);
-            let out = &mut q[t * terms..];
-            pairs::features(out, walk, stride, terms, &self.d, rows, pairs.start, pairs.len(), plan.scale());
-            let padding = self.padding[r * n_types + t];
-            if padding > 0 {
-                let padding = T::from_f64(f64::from(padding));
-                for (out, &x) in out.iter_mut().zip(empty) {
-                    *out += padding * x;
-                }
+            let mut pairs = self.pairs(r, t, n_types);
+            for panel in plan.panels_of(t) {
+                let far = |&p: &usize| x[p] * x[p] + y[p] * y[p] + z[p] * z[p] > cuts[panel];
+                pairs.start = pairs.clone().find(far).unwrap_or(pairs.end);
+                ends[panel] = pairs.start as u32;
             }
         }
+    }
+
+    /// The pairs of row `r` in one panel, given what [`CpuFrame::cut`] found.
+    pub fn pairs_in(
+        &self,
+        ends: &[u32],
+        plan: &Plan,
+        panel: usize,
+        r: usize,
+        n_types: usize,
+    ) -> Range<usize> {
+        let neighbor = plan.panels()[panel].neighbor;
+        let start = match panel == plan.panels_of(neighbor).start {
+            true => self.pair_start[r * n_types + neighbor],
+            false => ends[panel - 1],
+        };
+        start as usize..ends[panel] as usize
     }
 }
 
@@ -207,33 +209,25 @@ pub fn empty_slot(model: &Dp, center: usize) -> f64 {
 }
 
 impl Plan {
-    /// The change of variables for the kernels.
-    pub fn scale<T: Real>(&self) -> Scale<T> {
+    /// The change of variables of a panel for the kernels.
+    pub fn scale<T: Real>(&self, panel: usize) -> Scale<T> {
+        let panel = &self.panels()[panel];
         Scale {
-            middle: T::from_f64(self.middle),
-            inv_half: T::from_f64(1.0 / self.half),
-            skew: T::from_f64(SKEW),
-            slope: T::from_f64((1.0 - SKEW * SKEW) / self.half),
+            middle: T::from_f64(panel.middle()),
+            inv_half: T::from_f64(1.0 / panel.half()),
+            skew: T::from_f64(self.skew),
+            slope: T::from_f64((1.0 - self.skew * self.skew) / panel.half()),
         }
     }
 
-    /// The part of Q that is not zero for one empty slot of a centre type: s T_k(s) `[K]`.
-    pub fn empty_slot<T: Real>(&self, out: &mut [T], model: &Dp, center: usize) {
+    /// The part of Q that is not zero for one empty slot of a centre and neighbour type: s T_k(s) `[K]`.
+    pub fn empty_slot<T: Real>(&self, out: &mut [T], model: &Dp, center: usize, neighbor: usize) {
         let s = empty_slot(model, center);
-        for (out, t_k) in out.iter_mut().zip(self.polynomials(s)) {
-            *out = T::from_f64(s * t_k);
-        }
-    }
-
-    /// T_0, T_1, ... at `s`.
-    fn polynomials(&self, s: f64) -> impl Iterator<Item = f64> {
-        let x = self.argument(s);
+        let x = self.argument(self.empty_panel(center, neighbor), s);
         let (mut t, mut t_old) = (1.0, x);
-        (0..self.terms).map(move |_| {
-            let now = t;
-            t = 2.0 * x * now - t_old;
-            t_old = now;
-            now
-        })
+        for out in out {
+            *out = T::from_f64(s * t);
+            (t, t_old) = (2.0 * x * t - t_old, t);
+        }
     }
 }

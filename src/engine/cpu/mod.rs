@@ -12,10 +12,12 @@ pub mod pool;
 pub mod scratch;
 pub mod net;
 pub mod chebyshev;
+pub mod panels;
 pub mod walk;
 pub mod evaluate;
 pub mod pairs;
 pub mod frame;
+mod features;
 pub mod descriptor;
 pub mod direct;
 pub mod fitting;
@@ -31,10 +33,11 @@ use crate::Result;
 use crate::model::dp::Dp;
 use batch::{Batch, Layout};
 use blocks::Buffers;
-use chebyshev::{Plan, Series, TERMS};
+use chebyshev::{Plan, Series};
 use fitting::Fitting;
 use frame::{CpuFrame, empty_slot};
 use laps::{Laps, Stage};
+use panels::Wanted;
 use pool::Pool;
 use real::Real;
 use std::ops::Range;
@@ -75,15 +78,15 @@ pub struct CpuEngine<T> {
 }
 
 impl<T: Real> CpuEngine<T> {
-    /// An engine for a model. `terms` continues with the series of an earlier run.
-    pub fn new(model: Arc<Dp>, threads: usize, mode: EmbeddingMode, terms: Option<usize>) -> Result<Self> {
+    /// An engine for a model.
+    pub fn new(model: Arc<Dp>, threads: usize, mode: EmbeddingMode) -> Result<Self> {
         let range = match mode {
             EmbeddingMode::Chebyshev { min_distance } => argument_range(&model, min_distance),
             EmbeddingMode::Direct => (0.0, 0.0),
         };
         let plan = match mode {
             EmbeddingMode::Chebyshev { .. } => {
-                Some(Arc::new(Plan::new(terms.unwrap_or(TERMS[0]), range.0, range.1)))
+                Some(Arc::new(Plan::whole(&model, panels::FEWEST_TERMS, range)))
             }
             EmbeddingMode::Direct => None,
         };
@@ -106,37 +109,49 @@ impl<T: Real> CpuEngine<T> {
         })
     }
 
-    /// Terms of the series in force; `None` where the net itself is used.
-    pub fn terms(&self) -> Option<usize> {
-        self.plan.as_ref().map(|plan| plan.terms)
+    /// Continues with the series of an earlier run, given what [`Engine::state`] said of it.
+    pub fn resume(&mut self, state: &serde_json::Value) {
+        if self.plan.is_some()
+            && let Some(plan) = Plan::from_state(&self.model, state, self.range)
+        {
+            self.plan = Some(Arc::new(plan));
+        }
+    }
+
+    /// The series in force; `None` where the net itself is used.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.plan.as_deref()
     }
 
     pub fn n_threads(&self) -> usize {
         self.pool.n_threads()
     }
 
-    /// Expands the embedding nets; raises the number of terms until the tail is below the tolerance.
+    /// Expands the embedding nets; changes to another plan where a tail is above the tolerance.
     fn expand(&mut self, params: &[f64]) -> Option<Arc<Plan>> {
         let plan = self.plan.clone()?;
-        self.series.expand_on(&self.pool, &plan, &self.model, params);
+        self.series.expand(&self.pool, &plan, &self.model, params);
         if self.series.tail < T::SERIES_TOLERANCE {
             return Some(plan);
         }
-        let (low, high) = self.range;
-        let chosen = chebyshev::choose(&self.model, params, low, high, T::SERIES_TOLERANCE, plan.terms + 1)
-            .map(Arc::new);
-        match &chosen {
-            Some(new) => {
-                log::debug!("embedding series: {} terms instead of {}", new.terms, plan.terms);
-                self.series.expand_on(&self.pool, new, &self.model, params);
-            }
-            None => log::warn!(
-                "the embedding net is not smooth enough for a series of {} terms: evaluating the net itself",
-                TERMS[TERMS.len() - 1]
-            ),
+        let chosen = self.wanted(params).choose(&self.pool, Some(&plan));
+        if chosen.is_none() {
+            log::warn!("{}", panels::NOT_SMOOTH);
         }
-        self.plan = chosen.clone();
-        chosen
+        self.change_to(chosen, params)
+    }
+
+    fn wanted<'a>(&'a self, params: &'a [f64]) -> Wanted<'a> {
+        Wanted { model: &self.model, params, range: self.range, tolerance: T::SERIES_TOLERANCE }
+    }
+
+    fn change_to(&mut self, plan: Option<Plan>, params: &[f64]) -> Option<Arc<Plan>> {
+        self.plan = plan.map(Arc::new);
+        if let Some(plan) = &self.plan {
+            log::debug!("embedding series: {plan}");
+            self.series.expand(&self.pool, plan, &self.model, params);
+        }
+        self.plan.clone()
     }
 }
 
@@ -173,8 +188,15 @@ impl<T: Real> Engine for CpuEngine<T> {
         self.expand(params);
     }
 
+    fn reconsider(&mut self, params: &[f64]) {
+        let Some(plan) = self.expand(params) else { return };
+        if let Some(cheaper) = self.wanted(params).cheaper_than(&self.pool, &plan) {
+            self.change_to(Some(cheaper), params);
+        }
+    }
+
     fn state(&self) -> serde_json::Value {
-        serde_json::json!({ "terms": self.terms() })
+        self.plan().map_or(serde_json::Value::Null, Plan::state)
     }
 
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrame<T>]) {
@@ -190,9 +212,9 @@ impl<T: Real> Engine for CpuEngine<T> {
         );
         let weights = T::viewed(params, &self.weights);
         self.layout.arrange(&self.model, batch, plan.as_deref());
-        self.buffers.resize(&self.model, batch, plan.as_deref());
         let (model, layout) = (&*self.model, &self.layout);
         let batch = Batch { model, params, frames: batch, plan: plan.as_deref(), layout };
+        self.buffers.resize(&batch);
         if let Some(plan) = &plan {
             self.buffers.stack_coefficients(&self.model, plan, &self.series);
         }
@@ -264,7 +286,7 @@ impl<T: Real> CpuEngine<T> {
         self.laps.lap(Stage::FittingReverse);
         blocks::adjoint(&self.pool, &batch, &mut self.buffers, &self.fitting);
         self.laps.lap(Stage::Adjoint);
-        blocks::embedding_gradient(&self.pool, grad, &batch, &mut self.buffers, &self.series);
+        blocks::embedding_gradient(&self.pool, grad, &batch, &mut self.buffers, &mut self.series);
         self.laps.lap(Stage::Embedding);
     }
 }

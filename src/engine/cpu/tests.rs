@@ -3,7 +3,9 @@
 use super::*;
 use crate::engine::Piece;
 use crate::engine::reference::ReferenceEngine;
-use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run, seeds};
+use crate::engine::reference::tests::{
+    deviation, frame, model, model_with, options, run, seeds, steep_params,
+};
 use crate::model::activation::Activation;
 use crate::model::dp::options::SeE2AOptions;
 use crate::optim::Adam;
@@ -15,9 +17,19 @@ fn compare<T: Real>(descriptor: SeE2AOptions, mode: EmbeddingMode, threads: usiz
 
 fn compare_models<T: Real>(model: Arc<Dp>, mode: EmbeddingMode, threads: usize, tolerance: f64) {
     let params = model.random_params(9);
+    compare_params::<T>(model, &params, mode, threads, tolerance);
+}
+
+fn compare_params<T: Real>(
+    model: Arc<Dp>,
+    params: &[f64],
+    mode: EmbeddingMode,
+    threads: usize,
+    tolerance: f64,
+) {
     let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
-    let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
-    let got = run(&mut CpuEngine::<T>::new(model, threads, mode, None).unwrap(), &params, &frames);
+    let want = run(&mut ReferenceEngine::new(model.clone()), params, &frames);
+    let got = run(&mut CpuEngine::<T>::new(model, threads, mode).unwrap(), params, &frames);
     let pairs = [
         ("energy", &got.0.energy, &want.0.energy),
         ("atom energy", &got.0.atom_energy, &want.0.atom_energy),
@@ -36,6 +48,25 @@ const SERIES: EmbeddingMode = EmbeddingMode::Chebyshev { min_distance: 0.3 };
 #[test]
 fn the_series_in_float64_agrees_with_the_reference() {
     compare::<f64>(options(), SERIES, 2, 1e-9);
+}
+
+#[test]
+fn steep_nets_on_panels_agree_with_the_reference_for_every_number_of_threads() {
+    for type_one_side in [false, true] {
+        let model = model(SeE2AOptions { type_one_side, ..options() });
+        let params = steep_params(&model);
+        compare_params::<f64>(model.clone(), &params, SERIES, 2, 1e-9);
+        compare_params::<f32>(model.clone(), &params, SERIES, 2, 2e-3);
+        let frames = [frame(23, 1), frame(17, 8)];
+        let mut results = Vec::new();
+        for threads in [1, 3] {
+            let mut engine = CpuEngine::<f64>::new(model.clone(), threads, SERIES).unwrap();
+            results.push(run(&mut engine, &params, &frames));
+            let plan = engine.plan().expect("smooth nets have series");
+            assert!(plan.panels().len() > 2 * model.n_types(), "{plan}");
+        }
+        assert!(results[0] == results[1], "the same bits");
+    }
 }
 
 #[test]
@@ -72,8 +103,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
     let model = model(options());
     let params = model.random_params(9);
     let frames = [frame(23, 1), frame(17, 8)];
-    let one = run(&mut CpuEngine::<f64>::new(model.clone(), 1, SERIES, None).unwrap(), &params, &frames);
-    let three = run(&mut CpuEngine::<f64>::new(model, 3, SERIES, None).unwrap(), &params, &frames);
+    let one = run(&mut CpuEngine::<f64>::new(model.clone(), 1, SERIES).unwrap(), &params, &frames);
+    let three = run(&mut CpuEngine::<f64>::new(model, 3, SERIES).unwrap(), &params, &frames);
     assert_eq!(one, three);
 }
 
@@ -87,7 +118,7 @@ fn energies_of_isolated_atoms_are_taken_off_as_the_reference_does() {
 fn gradients_both_ways<T: Real>(model: &Arc<Dp>, threads: usize) -> (Vec<f64>, Vec<f64>) {
     let params = model.random_params(9);
     let frames = [frame(23, 1), frame(17, 8)];
-    let mut engine = CpuEngine::<T>::new(model.clone(), threads, SERIES, None).unwrap();
+    let mut engine = CpuEngine::<T>::new(model.clone(), threads, SERIES).unwrap();
     let whole = run(&mut engine, &params, &frames).1;
     let prepare = engine.preparer();
     let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
@@ -147,9 +178,10 @@ fn an_engine_that_keeps_a_copy_of_the_parameters_gives_what_a_new_one_gives() {
     fn check<T: Real>(threads: usize) {
         let model = model(options());
         let mut params = model.random_params(9);
-        let mut engine = CpuEngine::<T>::new(model.clone(), threads, SERIES, None).unwrap();
+        let mut engine = CpuEngine::<T>::new(model.clone(), threads, SERIES).unwrap();
         train(&mut engine, &mut params);
-        let mut fresh = CpuEngine::<T>::new(model, threads, SERIES, engine.terms()).unwrap();
+        let mut fresh = CpuEngine::<T>::new(model, threads, SERIES).unwrap();
+        fresh.resume(&engine.state());
         let frames = [frame(12, 5)];
         assert!(run(&mut engine, &params, &frames) == run(&mut fresh, &params, &frames), "{threads} threads");
     }
@@ -176,10 +208,10 @@ fn many_threads_give_the_same_bits_step_after_step() {
     let params = model.random_params(9);
     let batches = [vec![frame(23, 1)], vec![frame(9, 4), frame(17, 8), frame(12, 2)], vec![frame(5, 3)]];
     for mode in [SERIES, EmbeddingMode::Direct] {
-        let mut alone = CpuEngine::<f64>::new(model.clone(), 1, mode, None).unwrap();
+        let mut alone = CpuEngine::<f64>::new(model.clone(), 1, mode).unwrap();
         let want: Vec<_> = batches.iter().map(|frames| run(&mut alone, &params, frames)).collect();
         for threads in [1, 2, 5, 8] {
-            let mut engine = CpuEngine::<f64>::new(model.clone(), threads, mode, None).unwrap();
+            let mut engine = CpuEngine::<f64>::new(model.clone(), threads, mode).unwrap();
             for turn in 0..30 {
                 let k = turn % batches.len();
                 assert!(run(&mut engine, &params, &batches[k]) == want[k], "{threads} threads, turn {turn}");

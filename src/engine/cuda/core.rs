@@ -12,7 +12,7 @@ use super::share::{self, Share};
 use super::store::Store;
 use crate::Result;
 use crate::engine::cpu::argument_range;
-use crate::engine::cpu::chebyshev::SKEW;
+use crate::engine::cpu::pool::Pool;
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::model::dp::Dp;
 use std::collections::HashMap;
@@ -26,6 +26,8 @@ const MAX_FRAMES: usize = 1 << 16;
 pub const PLACES: usize = 1024;
 /// Blocks of an update on each multiprocessor, where other kernels run beside it.
 const BLOCKS_BESIDE: usize = 2;
+/// Threads of the host beside the one that feeds the device.
+const MOST_THREADS: usize = 8;
 /// Bytes before the slots of a turn.
 pub const TURN_HEADER: usize = 128;
 
@@ -61,6 +63,8 @@ pub struct Core {
     range: (f64, f64),
     /// Arguments beyond which no series was found.
     refused: (f64, f64),
+    /// Threads of the host that look for series.
+    pool: Pool,
     terms: Terms,
     constants: Batch,
     pub turn: Buffer,
@@ -118,6 +122,7 @@ impl Core {
             direct: None,
             range: argument_range(model, min_distance),
             refused: (f64::NEG_INFINITY, f64::INFINITY),
+            pool: Pool::new(std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_THREADS)))?,
             constants: Batch::default(),
             turn: Buffer::zeroed(device, TURN_HEADER + 4 * MAX_FRAMES, "a step's numbers")?,
             ring: None,
@@ -174,10 +179,10 @@ impl Core {
             ..Batch::default()
         };
         if let Some(series) = &self.series {
-            c.middle = series.plan.middle;
-            c.inv_half = 1.0 / series.plan.half;
-            c.skew = SKEW;
+            (c.panels, c.cuts, c.empty_panel) = (series.embedding.panels, series.cuts, series.empty_panel);
+            c.skew = series.plan.skew;
             c.terms = series.plan.terms as i32;
+            (c.n_panels, c.columns) = (series.embedding.n_panels, series.embedding.columns);
         }
         if let Some((loss, start_lr)) = &self.terms.loss {
             (c.function, c.delta) = match &loss.function {
@@ -253,7 +258,8 @@ impl Core {
         let Some(work) = &self.work else { unreachable!("it was made above") };
         let nets = self.nets(by_series);
         // A batch without a series is one of no terms.
-        let constants = Batch { terms: nets.embedding.terms, ..self.constants };
+        let (terms, columns) = (nets.embedding.terms, nets.embedding.columns);
+        let constants = Batch { terms, columns, ..self.constants };
         let shape = Arc::new(Shape::new(&self.network, nets, &frames, work, constants, key as u64)?);
         self.shapes.insert(key, shape.clone());
         Ok(shape)
@@ -282,7 +288,7 @@ impl Core {
         let (device, e, blocks) = (&self.device, &series.embedding, series.blocks());
         let (shared, _) = series.shared;
         device.launch("embed_forward", blocks, 256, shared, arguments![*e, series.room])?;
-        device.launch("embed_transform", blocks, 256, 0, arguments![*e])
+        device.launch("embed_transform", series.transform_blocks(), 256, 0, arguments![*e])
     }
 
     /// First pass: energies, forces, virials; with a loss also its value and seeds.
@@ -311,8 +317,9 @@ impl Core {
             direct.forces(b)?;
         } else {
             self.products(&shape.de_q)?;
-            let share = Share::of_forces(device, n, (b.n_types * b.terms) as usize);
-            self.rows("pair_forces", share, arguments![*b, share.each])?;
+            let (share, is_near) = Share::of_forces(device, n, b.columns as usize);
+            let is_near = i32::from(is_near);
+            self.rows("pair_forces", share, arguments![*b, share.each, is_near])?;
         }
         device.launch("collect", n.div_ceil(4), 128, 0, arguments![*b])
     }
@@ -322,8 +329,7 @@ impl Core {
         let (device, b, e) = (&self.device, &shape.batch, &self.nets(self.series.is_some()).embedding);
         device.launch_on(stream, "sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
         if self.terms.loss.is_some() {
-            let tails = arguments![*b, e.tails, e.n_nets, e.parts];
-            device.launch_on(stream, "sum_batch", 1, 256, 0, tails)?;
+            device.launch_on(stream, "sum_batch", 1, 256, 0, arguments![*b, *e])?;
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ struct Memory {
 impl Direct {
     pub fn new(network: &Network) -> Result<Direct> {
         let (device, model) = (&network.device, &network.model);
-        let nets = SeriesOnDevice::new(network, &Arc::new(Plan::new(0, 0.0, 1.0)))?;
+        let nets = SeriesOnDevice::new(network, &Arc::new(Plan::none(model)))?;
         let (n_types, blocks) = (model.n_types(), BLOCKS * device.multiprocessors);
         let pairs = (0..n_types).flat_map(|c| (0..n_types).map(move |t| (c, t)));
         let net: Vec<u32> = pairs.map(|(c, t)| model.embedding_net(c, t) as u32).collect();

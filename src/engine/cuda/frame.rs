@@ -196,18 +196,20 @@ impl Facts {
         real
     }
 
-    /// Bytes of its features for a series of so many terms.
-    pub fn feature_bytes(&self, n_types: usize, terms: usize, numbers: Numbers) -> usize {
-        self.n_rows() * 4 * n_types * terms * numbers.size()
+    /// Bytes of its features for the series of a plan, and of how its pairs are cut into panels, which stands behind them.
+    pub fn feature_bytes(&self, plan: &Plan, numbers: Numbers) -> [usize; 2] {
+        let features = (self.n_rows() * 4 * plan.columns() * numbers.size()).next_multiple_of(16);
+        [features, 4 * (self.n_rows() * plan.panels().len() + 1)]
     }
 
-    /// The structure of the kernels for a block that lies at `blob`, with features at `q`.
-    pub fn entry(&self, blob: DevicePtr, q: DevicePtr) -> layout::Frame {
+    /// The structure of the kernels for a block that lies at `blob`, with features at `q` and cuts behind their `bytes`.
+    pub fn entry(&self, blob: DevicePtr, q: DevicePtr, bytes: usize) -> layout::Frame {
         let at = |offset: usize| blob + offset as u64;
         let maybe = |offset: Option<usize>| offset.map_or(0, at);
         let p = &self.parts;
         layout::Frame {
             q,
+            panel_start: q + bytes as u64,
             d: at(p.d),
             j: at(p.j),
             pair_start: at(p.pair_start),

@@ -7,11 +7,12 @@ use crate::model::activation::Activation;
 use crate::model::net::{LayerShape, Shortcut};
 
 /// Names and sizes of all structures.
-pub fn sizes() -> [(&'static str, usize); 10] {
+pub fn sizes() -> [(&'static str, usize); 11] {
     [
         ("FRAME", size_of::<Frame>()),
         ("TURN", size_of::<Turn>()),
         ("STATUS", size_of::<Status>()),
+        ("PANEL", size_of::<Panel>()),
         ("EMBEDDING", size_of::<Embedding>()),
         ("BATCH", size_of::<Batch>()),
         ("TASK", size_of::<Task>()),
@@ -38,7 +39,7 @@ pub const MAX_TASKS: usize = 8;
 structures! {
     /// One frame on the device.
     Frame {
-        q: DevicePtr, d: DevicePtr, j: DevicePtr, pair_start: DevicePtr, padding: DevicePtr,
+        q: DevicePtr, panel_start: DevicePtr, d: DevicePtr, j: DevicePtr, pair_start: DevicePtr, padding: DevicePtr,
         reverse_start: DevicePtr, reverse: DevicePtr, order: DevicePtr, extra: DevicePtr, force: DevicePtr,
         atom_energy: DevicePtr, atom_pref: DevicePtr, atom_coeff: DevicePtr,
         energy: f64, virial: [f64; 9], per_atom: f64,
@@ -60,12 +61,15 @@ structures! {
         n_in: i32, n_out: i32, shortcut: i32, activation: i32, w: i32, b: i32, idt: i32, unused: i32, threshold: f64,
     }
 
+    /// A panel of the series.
+    Panel { middle: f64, inv_half: f64, neighbor: u32, unused: u32 }
+
     /// The embedding nets at the nodes of the series.
     Embedding {
         params: DevicePtr, trace: DevicePtr, nodes: DevicePtr, transform: DevicePtr, c: DevicePtr, dl_c: DevicePtr,
-        tails: DevicePtr, partial: DevicePtr, place: DevicePtr,
-        n_nets: i32, n_layers: i32, terms: i32, n_types: i32, ldm: i32, net_size: i32, trace_size: i32, chunks: i32,
-        parts: i32, unused: i32,
+        tails: DevicePtr, partial: DevicePtr, place: DevicePtr, net: DevicePtr, panels: DevicePtr, first_panel: DevicePtr,
+        n_nets: i32, n_layers: i32, terms: i32, n_types: i32, ldm: i32, net_size: i32, trace_size: i32, n_panels: i32,
+        columns: i32, groups: i32,
         scale: f64, layers: [Layer; MAX_LAYERS],
     }
 
@@ -79,11 +83,12 @@ structures! {
         energy: DevicePtr, virial: DevicePtr, dl_force: DevicePtr, dl_virial: DevicePtr, dl_atom_energy: DevicePtr,
         dl_energy: DevicePtr, dl_e: DevicePtr, row_virial: DevicePtr, row_sums: DevicePtr, frame_sums: DevicePtr,
         values: DevicePtr,
-        middle: f64, inv_half: f64, skew: f64, rcut_smth: f64, inv_width: f64, protection: f64, delta: [f64; 3],
+        panels: DevicePtr, cuts: DevicePtr, empty_panel: DevicePtr,
+        skew: f64, rcut_smth: f64, inv_width: f64, protection: f64, delta: [f64; 3],
         relative_f: f64, n_real: f64, start_lr: f64,
         n_frames: i32, n_rows: i32, n_types: i32, terms: i32, m1: i32, m2: i32, ldm: i32, n_extra: i32,
         ldx: i32, ld_last: i32, n_last: i32, pair_stride: i32, atom_stride: i32, function: i32, f_use_norm: i32,
-        use_coeff: i32, default_pf: i32, intensive: i32, wants_virial: i32, used: i32,
+        use_coeff: i32, default_pf: i32, intensive: i32, wants_virial: i32, used: i32, n_panels: i32, columns: i32,
     }
 
     /// One product.

@@ -29,6 +29,7 @@ mod tests;
 use self::core::{Core, Terms};
 use super::{Engine, Prediction, Preparer, Seeds};
 use crate::Result;
+use crate::engine::cpu::chebyshev::Plan;
 use crate::model::dp::Dp;
 pub use compile::Numbers;
 pub use device::{Cuda, Device};
@@ -62,9 +63,9 @@ impl CudaEngine {
         Ok(engine)
     }
 
-    /// Terms of the series in force; `None` where the nets themselves are used.
-    pub fn n_terms(&self) -> Option<usize> {
-        self.core.n_terms()
+    /// The plan of the series in force; `None` where the nets themselves are used.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.core.plan()
     }
 
     /// Chooses the series for these parameters, or the nets themselves where none describes them.

@@ -3,13 +3,13 @@
 use super::device::{Buffer, Device};
 use super::layout::{self, Layer, MAX_LAYERS, View};
 use super::sys::DevicePtr;
-use crate::engine::cpu::chebyshev::Plan;
+use crate::engine::cpu::chebyshev::{Plan, n_stacks};
 use crate::model::dp::Dp;
 use crate::model::net::LayerShape;
 use crate::{Result, bail};
 use std::sync::Arc;
 
-/// Nodes of the series that one block of the kernels on the nets works on, and numbers that they keep for each.
+/// Nodes of the series that a block of the kernels on the nets works on at once, and numbers that they keep for each.
 const NODES: usize = 2;
 const TRACES: usize = 5;
 /// Parameters that one block of `embed_weights` works on.
@@ -206,11 +206,21 @@ pub fn reals(device: &Arc<Device>, values: &[f64], what: &str) -> Result<Buffer>
     }
 }
 
-/// The embedding nets as a series of some number of terms.
+/// Groups of nodes that a block works on, one after another: it brings the parameters of a net to shared memory once for all of
+/// them, and all blocks fit on the GPU at once where there are not too many nodes. A panel has a multiple of eight terms, and
+/// a block has nodes of one panel only.
+fn groups(nodes: usize, multiprocessors: usize) -> usize {
+    [1, 2].into_iter().find(|groups| nodes <= NODES * groups * multiprocessors).unwrap_or(4)
+}
+
+/// The embedding nets as series on panels.
 pub struct SeriesOnDevice {
     pub plan: Arc<Plan>,
     /// What the kernels take.
     pub embedding: layout::Embedding,
+    /// `[n_types, n_panels]` and `[n_types, n_types]`: see [`layout::Batch`].
+    pub cuts: DevicePtr,
+    pub empty_panel: DevicePtr,
     pub n_stacks: usize,
     /// Shared memory of `embed_forward` and `embed_backward`.
     pub shared: (usize, usize),
@@ -223,31 +233,52 @@ pub struct SeriesOnDevice {
 impl SeriesOnDevice {
     pub fn new(network: &Network, plan: &Arc<Plan>) -> Result<Self> {
         let (device, model) = (&network.device, &network.model);
-        let (terms, n_types, m1) = (plan.terms, model.n_types(), model.n_embed());
-        let one_side = model.descriptor().type_one_side;
-        let n_stacks = if one_side { 1 } else { n_types };
+        let (n_types, n_stacks, m1) = (model.n_types(), n_stacks(model), model.n_embed());
         let n_nets = model.embedding.len();
         let mut place = vec![0u32; n_nets];
+        let mut net = Vec::new();
         for center in 0..n_stacks {
             for t in 0..n_types {
                 place[model.embedding_net(center, t)] = (center * n_types + t) as u32;
+                net.push(model.embedding_net(center, t) as u32);
             }
         }
+        let panels: Vec<layout::Panel> = plan
+            .panels()
+            .iter()
+            .map(|panel| layout::Panel {
+                middle: panel.middle(),
+                inv_half: 1.0 / panel.half(),
+                neighbor: panel.neighbor as u32,
+                unused: 0,
+            })
+            .collect();
+        let first_panel: Vec<u32> = (0..n_types).map(|t| plan.panels_of(t).start as u32).collect();
+        let first_panel = [&first_panel[..], &[panels.len() as u32]].concat();
+        let cuts: Vec<f64> = (0..n_types).flat_map(|center| plan.cuts(center).to_vec()).collect();
+        let pairs = (0..n_types).flat_map(|center| (0..n_types).map(move |t| (center, t)));
+        let empty: Vec<u32> = pairs.map(|(center, t)| plan.empty_panel(center, t) as u32).collect();
         let shapes = &model.embedding[0].layers;
-        let trace: usize = shapes.iter().map(|l| TRACES * terms * l.n_out).sum();
-        let (ldm, net_size, parts) = (padded(m1), network.embedding_size(), terms / NODES);
+        let columns = plan.columns();
+        let trace: usize = shapes.iter().map(|l| TRACES * columns * l.n_out).sum();
+        let (ldm, net_size) = (padded(m1), network.embedding_size());
         let size = device.numbers.size();
-        let c_bytes = n_stacks * n_types * terms * ldm * size;
+        let c_bytes = n_stacks * columns * ldm * size;
         let zeros = |bytes: usize| Buffer::zeroed(device, bytes, "the embedding series");
         let buffers = vec![
-            zeros(8 * n_nets * trace)?,
+            zeros(8 * n_stacks * trace)?,
             Buffer::of(device, plan.nodes(), "the series")?,
             Buffer::of(device, plan.transform(), "the series")?,
             zeros(c_bytes)?,
             zeros(c_bytes)?,
-            zeros(16 * n_nets * parts)?,
+            zeros(16 * n_stacks * columns / NODES)?,
             zeros(8 * n_nets * net_size)?,
             Buffer::of(device, &place, "the series")?,
+            Buffer::of(device, &net, "the series")?,
+            Buffer::of(device, &panels, "the series")?,
+            Buffer::of(device, &first_panel, "the series")?,
+            Buffer::of(device, &cuts, "the series")?,
+            Buffer::of(device, &empty, "the series")?,
         ];
         let mut layers = [Layer::default(); MAX_LAYERS];
         for (layer, shape) in layers.iter_mut().zip(shapes) {
@@ -260,6 +291,8 @@ impl SeriesOnDevice {
         let inside = if net_size > room { 0 } else { 8 * net_size };
         Ok(SeriesOnDevice {
             plan: plan.clone(),
+            cuts: buffers[11].ptr(),
+            empty_panel: buffers[12].ptr(),
             n_stacks,
             room: room as i32,
             shared: (inside + 8 * NODES * widths, inside + 8 * NODES * 3 * widest),
@@ -273,16 +306,19 @@ impl SeriesOnDevice {
                 tails: buffers[5].ptr(),
                 partial: buffers[6].ptr(),
                 place: buffers[7].ptr(),
+                net: buffers[8].ptr(),
+                panels: buffers[9].ptr(),
+                first_panel: buffers[10].ptr(),
                 n_nets: n_nets as i32,
                 n_layers: shapes.len() as i32,
-                terms: terms as i32,
+                terms: plan.terms as i32,
                 n_types: n_types as i32,
                 ldm: ldm as i32,
                 net_size: net_size as i32,
                 trace_size: trace as i32,
-                chunks: 1,
-                parts: parts as i32,
-                unused: 0,
+                n_panels: plan.panels().len() as i32,
+                columns: columns as i32,
+                groups: groups(n_stacks * columns, device.multiprocessors) as i32,
                 scale: 1.0 / model.n_sel() as f64,
                 layers,
             },
@@ -290,9 +326,14 @@ impl SeriesOnDevice {
         })
     }
 
-    /// Blocks of the kernels on the nets.
+    /// Blocks of the kernels that go through the layers of the nets.
     pub fn blocks(&self) -> usize {
-        (self.embedding.n_nets * self.embedding.parts) as usize
+        self.transform_blocks() / self.embedding.groups as usize
+    }
+
+    /// Blocks of the kernel that makes coefficients.
+    pub fn transform_blocks(&self) -> usize {
+        self.n_stacks * self.embedding.columns as usize / NODES
     }
 
     /// Blocks of the kernel that adds up their gradients.

@@ -152,25 +152,25 @@ impl<'a> Builder<'a> {
         place + (numbers * self.size) as u64
     }
 
-    fn n_terms(&self) -> usize {
-        self.model().n_types() * self.series.plan.terms
+    fn columns(&self) -> usize {
+        self.series.plan.columns()
     }
 
     /// Memory with one entry for each row, atom or frame.
     fn take_rows(&mut self, arena: &mut Arena) {
         let (n, n_frames, size) = (self.rows.n(), self.frames.len(), self.size);
-        let (ldm, tk) = (padded(self.model().n_embed()), self.n_terms());
+        let (ldm, columns) = (padded(self.model().n_embed()), self.columns());
         let atoms = self.frames.iter().map(|f| f.n_atoms).max().unwrap_or(0);
         let most_rows = self.frames.iter().map(|f| f.block[f.block.len() - 1]).max().unwrap_or(0) as usize;
         let pairs = most_rows * self.model().n_sel();
         let inputs = self.rows.group[self.rows.group.len() - 1] as usize;
         let b = &mut self.batch;
         b.row_q = arena.take(16 * n);
-        b.q_dot = arena.take(4 * n * tk * size);
+        b.q_dot = arena.take(4 * n * columns * size);
         b.a = arena.take(4 * n * ldm * size);
         b.a_dot = arena.take(4 * n * ldm * size);
         b.da = arena.take(8 * n * ldm * size);
-        b.de_q = arena.take(4 * n * tk * size);
+        b.de_q = arena.take(4 * n * columns * size);
         b.de_d = arena.take(3 * n_frames * pairs * size);
         b.force = arena.take(24 * n_frames * atoms);
         b.atom_energy = arena.take(8 * n_frames * atoms);
@@ -344,37 +344,37 @@ impl<'a> Builder<'a> {
 
     /// A = Q C (values), or its tangent.
     fn describe(&self, tangent: bool) -> Vec<ProductLaunch> {
-        let (m1, tk) = (self.model().n_embed(), self.n_terms());
+        let (m1, columns) = (self.model().n_embed(), self.columns());
         let ldm = padded(m1);
         let operands = if tangent { Operands::Nn } else { Operands::NnGather };
         self.stacks(operands, |s, first, n| Task {
-            a: self.at(self.batch.q_dot, 4 * first * tk),
+            a: self.at(self.batch.q_dot, 4 * first * columns),
             rows: if tangent { 0 } else { self.batch.row_q + 8 * 2 * first as u64 },
-            lda: tk as i32,
-            b: self.at(self.series.embedding.c, s * tk * ldm),
+            lda: columns as i32,
+            b: self.at(self.series.embedding.c, s * columns * ldm),
             ldb: ldm as i32,
             c: self.at(if tangent { self.batch.a_dot } else { self.batch.a }, 4 * first * ldm),
             ldc: ldm as i32,
             m: 4 * n as i32,
             n: m1 as i32,
-            k: tk as i32,
+            k: columns as i32,
             ..Task::default()
         })
     }
 
     /// dE/dQ = dE/dA C^T
     fn de_q(&self) -> Vec<ProductLaunch> {
-        let (m1, tk) = (self.model().n_embed(), self.n_terms());
+        let (m1, columns) = (self.model().n_embed(), self.columns());
         let ldm = padded(m1);
         self.stacks(Operands::Nt, |s, first, n| Task {
             a: self.at(self.batch.da, 4 * (2 * first + n) * ldm),
             lda: ldm as i32,
-            b: self.at(self.series.embedding.c, s * tk * ldm),
+            b: self.at(self.series.embedding.c, s * columns * ldm),
             ldb: ldm as i32,
-            c: self.at(self.batch.de_q, 4 * first * tk),
-            ldc: tk as i32,
+            c: self.at(self.batch.de_q, 4 * first * columns),
+            ldc: columns as i32,
             m: 4 * n as i32,
-            n: tk as i32,
+            n: columns as i32,
             k: m1 as i32,
             ..Task::default()
         })
@@ -382,16 +382,16 @@ impl<'a> Builder<'a> {
 
     /// dL/dC = Q^T dL/dA + Q_dot^T dE/dA; stacks without atoms have none.
     fn dl_c(&self) -> Vec<ProductLaunch> {
-        let (m1, tk) = (self.model().n_embed(), self.n_terms());
+        let (m1, columns) = (self.model().n_embed(), self.columns());
         let ldm = padded(m1);
         self.stacks(Operands::TnGather, |s, first, n| Task {
             rows: self.batch.row_q + 8 * 2 * first as u64,
-            lda: tk as i32,
+            lda: columns as i32,
             b: self.at(self.batch.da, 8 * first * ldm),
             ldb: ldm as i32,
-            c: self.at(self.series.embedding.dl_c, s * tk * ldm),
+            c: self.at(self.series.embedding.dl_c, s * columns * ldm),
             ldc: ldm as i32,
-            m: tk as i32,
+            m: columns as i32,
             n: m1 as i32,
             k: 8 * n as i32,
             ..Task::default()

@@ -9,7 +9,7 @@ pub const THREADS: usize = 32 * WARPS;
 const FEATURE_ROWS: usize = 26;
 const FORCE_ROWS: usize = 10;
 const PAIR_LD: usize = 36;
-const SWEEP: usize = 128;
+const MOST_TERMS: usize = 96;
 
 /// Rows of a batch, shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,14 +64,16 @@ impl Share {
 
     /// For features and their tangent.
     pub fn of_features(device: &Device, n_rows: usize) -> Share {
-        let pieces = |each: usize| if each < WARPS { 4 * WARPS * SWEEP } else { 0 };
+        let pieces = |each: usize| if each < WARPS { 4 * WARPS * MOST_TERMS } else { 0 };
         Self::new(device, n_rows, 0, |each| WARPS * FEATURE_ROWS * PAIR_LD + pieces(each))
     }
 
-    /// For the forces of pairs; dE/dQ of a row has 4 times `tk` numbers.
-    pub fn of_forces(device: &Device, n_rows: usize, tk: usize) -> Share {
-        let ld = tk.next_multiple_of(32) + 4;
-        Self::new(device, n_rows, 4 * ld, |_| WARPS * FORCE_ROWS * PAIR_LD)
+    /// For the forces of pairs, and whether dE/dQ of a row, 4 times `columns` numbers, is brought to shared memory.
+    pub fn of_forces(device: &Device, n_rows: usize, columns: usize) -> (Share, bool) {
+        let of_row = 4 * (columns.next_multiple_of(32) + 4);
+        let of_block = WARPS * FORCE_ROWS * PAIR_LD;
+        let is_near = (of_row + of_block) * device.numbers.size() <= device.max_shared();
+        (Self::new(device, n_rows, if is_near { of_row } else { 0 }, |_| of_block), is_near)
     }
 }
 

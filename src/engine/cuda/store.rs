@@ -20,7 +20,16 @@ struct Resident {
     facts: Arc<Facts>,
     /// Its arrays, and behind them its entry for the table.
     blob: DevicePtr,
+    /// Its features, so many bytes, and behind them how its pairs are cut into panels.
     q: DevicePtr,
+    q_bytes: usize,
+}
+
+impl Resident {
+    /// What the kernels read.
+    fn entry(&self) -> layout::Frame {
+        self.facts.entry(self.blob, self.q, self.q_bytes)
+    }
 }
 
 /// Frames by slot.
@@ -82,15 +91,15 @@ impl Store {
         let blob = self.alloc(stream, entry_at + ENTRY, "a frame")?;
         self.copy(stream, blob, bytes)?;
         let facts = frame.facts.clone();
-        let q =
-            self.alloc(stream, self.feature_bytes(&facts, series, constants), "the features of a frame")?;
+        let (q, q_bytes) = self.alloc_features(stream, &facts, series)?;
         let entry = blob + entry_at as u64;
-        let numbers = facts.entry(blob, q);
+        let resident = Resident { facts: facts.clone(), blob, q, q_bytes };
+        let numbers = resident.entry();
         // SAFETY: a plain structure of numbers, read as bytes.
         let numbers = unsafe { std::slice::from_raw_parts((&raw const numbers).cast::<u8>(), ENTRY) };
         self.copy(stream, entry, numbers)?;
         self.features(stream, &facts, entry, facts.block_at(blob), constants)?;
-        self.frames[slot] = Some(Resident { facts, blob, q });
+        self.frames[slot] = Some(resident);
         self.fresh.push(slot);
         Ok(())
     }
@@ -119,7 +128,7 @@ impl Store {
         }
         for slot in std::mem::take(&mut self.fresh) {
             let Some(frame) = &self.frames[slot] else { continue };
-            self.enter(slot, frame.facts.entry(frame.blob, frame.q))?;
+            self.enter(slot, frame.entry())?;
         }
         for memory in std::mem::take(&mut self.given_up) {
             self.free(memory)?;
@@ -151,20 +160,26 @@ impl Store {
             let Some(frame) = &mut self.frames[slot] else { continue };
             let (facts, blob, old) = (frame.facts.clone(), frame.blob, std::mem::take(&mut frame.q));
             self.free(old)?;
-            let q =
-                self.alloc(main, self.feature_bytes(&facts, series, constants), "the features of a frame")?;
+            let (q, q_bytes) = self.alloc_features(main, &facts, series)?;
             if let Some(frame) = &mut self.frames[slot] {
-                frame.q = q;
+                (frame.q, frame.q_bytes) = (q, q_bytes);
             }
-            self.enter(slot, facts.entry(blob, q))?;
+            self.enter(slot, facts.entry(blob, q, q_bytes))?;
             let entry = self.table.ptr() + (slot * ENTRY) as u64;
             self.features(main, &facts, entry, facts.block_at(blob), constants)?;
         }
         Ok(())
     }
 
-    fn feature_bytes(&self, facts: &Facts, series: &SeriesOnDevice, constants: &Batch) -> usize {
-        facts.feature_bytes(constants.n_types as usize, series.plan.terms, self.device.numbers).max(16)
+    /// Memory for the features of a frame, and the bytes of it before how its pairs are cut.
+    fn alloc_features(
+        &self,
+        stream: Stream,
+        facts: &Facts,
+        series: &SeriesOnDevice,
+    ) -> Result<(DevicePtr, usize)> {
+        let [features, cuts] = facts.feature_bytes(&series.plan, self.device.numbers);
+        Ok((self.alloc(stream, features + cuts, "the features of a frame")?, features))
     }
 
     fn features(
@@ -178,6 +193,9 @@ impl Store {
         if constants.terms == 0 {
             return Ok(()); // the nets themselves are used
         }
+        let threads = facts.n_rows() * constants.n_panels as usize;
+        let cut = arguments![*constants, entry, block];
+        self.device.launch_on(stream, "cut_pairs", threads.div_ceil(256).max(1), 256, 0, cut)?;
         let share = Share::of_features(&self.device, facts.n_rows());
         let arguments = arguments![*constants, entry, block, share.each];
         self.device.launch_on(stream, "features", share.blocks, share::THREADS, share.shared, arguments)

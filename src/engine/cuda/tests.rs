@@ -3,7 +3,7 @@
 use super::*;
 use crate::data::Frame;
 use crate::engine::reference::ReferenceEngine;
-use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run};
+use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run, steep_params};
 use crate::model::activation::Activation;
 use crate::model::dp::options::{SeE2AOptions, Sel};
 
@@ -39,10 +39,19 @@ fn compare_made(numbers: Numbers, model: Arc<Dp>, tolerance: f64, make: Make) {
 }
 
 fn compare_frames(engine: &mut CudaEngine, model: &Arc<Dp>, frames: &[Frame], tolerance: f64) {
-    let params = model.random_params(9);
-    let want = run(&mut ReferenceEngine::new(model.clone()), &params, frames);
-    let got = run(engine, &params, frames);
-    let again = run(engine, &params, frames);
+    compare_params(engine, model, &model.random_params(9), frames, tolerance);
+}
+
+fn compare_params(
+    engine: &mut CudaEngine,
+    model: &Arc<Dp>,
+    params: &[f64],
+    frames: &[Frame],
+    tolerance: f64,
+) {
+    let want = run(&mut ReferenceEngine::new(model.clone()), params, frames);
+    let got = run(engine, params, frames);
+    let again = run(engine, params, frames);
     assert_eq!(got, again, "two runs give the same bits");
     let pairs = [
         ("energy", &got.0.energy, &want.0.energy),
@@ -61,6 +70,21 @@ fn compare_frames(engine: &mut CudaEngine, model: &Arc<Dp>, frames: &[Frame], to
 #[test]
 fn float64_agrees_with_the_reference() {
     compare(Numbers::F64, model(options()), 1e-9);
+}
+
+#[test]
+fn steep_nets_on_panels_agree_with_the_reference() {
+    let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
+    for type_one_side in [false, true] {
+        let model = model(SeE2AOptions { type_one_side, ..options() });
+        for (numbers, tolerance) in [(Numbers::F64, 1e-9), (Numbers::F32, 2e-3)] {
+            let Some(device) = device(numbers) else { return };
+            let mut engine = series(&device, &model).unwrap();
+            compare_params(&mut engine, &model, &steep_params(&model), &frames, tolerance);
+            let plan = engine.plan().expect("smooth nets have series");
+            assert!(plan.panels().len() > 2 * model.n_types(), "{plan}");
+        }
+    }
 }
 
 #[test]
@@ -143,7 +167,7 @@ fn nets_that_no_series_describes_are_evaluated_themselves() {
         let Some(device) = device(Numbers::F64) else { return };
         let mut engine = series(&device, &model).unwrap();
         engine.adapt_to(&model.random_params(9)).unwrap();
-        assert_eq!(engine.n_terms(), None);
+        assert_eq!(engine.plan(), None);
     }
 }
 
@@ -152,7 +176,7 @@ fn a_frame_that_no_series_reaches_is_evaluated_by_the_nets_and_the_others_by_the
     let model = model(options());
     // Arguments of the nets that change fast with the distance: one of two atoms near each other is far from all others.
     let mut stats = model.stats.clone();
-    stats.dstd.iter_mut().for_each(|row| row[0] = 0.01);
+    stats.dstd.iter_mut().for_each(|row| row[0] = 1e-4);
     let sharp = Arc::new(Dp::new(model.options.clone(), stats));
     let Some(device) = device(Numbers::F64) else { return };
     let mut engine = CudaEngine::new(&device, &sharp, 3.9).unwrap();
@@ -160,12 +184,12 @@ fn a_frame_that_no_series_reaches_is_evaluated_by_the_nets_and_the_others_by_the
     apart.coord = vec![0.0, 0.0, 0.0, 3.95, 0.0, 0.0, 20.0, 0.0, 0.0, 25.0, 0.0, 0.0];
     apart.cell = Some([40.0, 0.0, 0.0, 0.0, 40.0, 0.0, 0.0, 0.0, 40.0]);
     compare_frames(&mut engine, &sharp, &[apart.clone()], 1e-9);
-    let terms = engine.n_terms();
-    assert!(terms.is_some(), "a series describes distances near the cutoff");
+    let plan = engine.plan().cloned();
+    assert!(plan.is_some(), "a series describes distances near the cutoff");
     let mut near = apart.clone();
     near.coord[3] = 0.5;
     compare_frames(&mut engine, &sharp, &[apart.clone(), near], 1e-9);
-    assert_eq!(engine.n_terms(), terms, "the series is as it was");
+    assert_eq!(engine.plan().cloned(), plan, "the series is as it was");
     compare_frames(&mut engine, &sharp, &[apart], 1e-9);
 }
 

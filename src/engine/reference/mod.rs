@@ -168,6 +168,13 @@ pub(crate) mod tests {
         model_with(descriptor, |_| ())
     }
 
+    /// Parameters of embedding nets as steep as training makes them: their series have several panels.
+    pub(crate) fn steep_params(model: &Dp) -> Vec<f64> {
+        let mut params = model.random_params(9);
+        params[..model.fitting_params().start].iter_mut().for_each(|p| *p *= 5.0);
+        params
+    }
+
     /// The same with another fitting net.
     pub(crate) fn model_with(descriptor: SeE2AOptions, change: impl FnOnce(&mut FittingOptions)) -> Arc<Dp> {
         let mut fitting = FittingOptions {

@@ -1,60 +1,71 @@
-//! Which series describes the embedding nets, or that the nets themselves are used.
+//! Which series describe the embedding nets, or that the nets themselves are used.
 
 use super::super::direct::Direct;
 use super::super::frame::Facts;
 use super::super::network::SeriesOnDevice;
 use super::Core;
 use crate::Result;
-use crate::engine::cpu::chebyshev::{self, Plan, TERMS};
+use crate::engine::cpu::chebyshev::{Plan, Series};
+use crate::engine::cpu::panels::{NOT_SMOOTH, Wanted};
+use crate::engine::cpu::real::Real;
 use crate::model::dp::options::Embedding;
+use serde_json::Value;
 use std::sync::Arc;
 
 impl Core {
     pub fn tolerance(&self) -> f64 {
-        if self.device.numbers.size() == 8 { 1e-12 } else { 1e-7 }
+        if self.device.numbers.size() == 8 { f64::SERIES_TOLERANCE } else { f32::SERIES_TOLERANCE }
     }
 
-    /// Terms of the series in force.
-    pub fn n_terms(&self) -> Option<usize> {
-        self.series.as_ref().map(|s| s.plan.terms)
+    /// The plan of the series in force; `None` where the nets themselves are used.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.series.as_ref().map(|s| &*s.plan)
     }
 
-    /// Chooses the shortest series of at least so many terms that describes the nets with these parameters. Where there is
-    /// none, the nets themselves are used from now on.
-    pub fn adapt(&mut self, params: &[f64], at_least: usize) -> Result<()> {
+    fn wanted<'a>(&'a self, params: &'a [f64], range: (f64, f64)) -> Wanted<'a> {
+        Wanted { model: &self.model, params, range, tolerance: self.tolerance() }
+    }
+
+    /// Changes to series that describe the nets with these parameters, which those in force do not. Where there are none, the
+    /// nets themselves are used from now on.
+    pub fn adapt(&mut self, params: &[f64]) -> Result<()> {
         if self.model.descriptor().embedding == Embedding::Direct {
             return self.use_direct();
         }
-        let (low, high) = self.range;
-        match chebyshev::choose(&self.model, params, low, high, self.tolerance(), at_least) {
+        match self.wanted(params, self.range).choose(&self.pool, self.plan()) {
             Some(plan) => self.use_plan(plan),
             None => {
-                log::warn!(
-                    "the embedding net is not smooth enough for a series of {} terms: evaluating the net itself",
-                    TERMS[TERMS.len() - 1]
-                );
+                log::warn!("{NOT_SMOOTH}");
                 self.use_direct()
             }
         }
     }
 
-    /// Keeps the series in force where it describes the nets, else chooses a longer one.
+    /// Keeps the series in force where they describe the nets, else chooses others.
     pub fn adapt_if_needed(&mut self, params: &[f64]) -> Result<()> {
-        let Some(series) = &self.series else {
-            return if self.is_direct() { Ok(()) } else { self.adapt(params, TERMS[0]) };
+        let Some(plan) = self.plan() else {
+            return if self.is_direct() { Ok(()) } else { self.adapt(params) };
         };
-        let terms = series.plan.terms;
-        let mut now = chebyshev::Series::default();
-        now.expand(&series.plan, &self.model, params);
-        if now.tail < self.tolerance() { Ok(()) } else { self.adapt(params, terms + 1) }
+        let mut now = Series::default();
+        now.expand(&self.pool, plan, &self.model, params);
+        if now.tail < self.tolerance() { Ok(()) } else { self.adapt(params) }
     }
 
-    /// The arguments that the series covers.
+    /// Changes to series that cost less, where these parameters have such.
+    pub fn reconsider(&mut self, params: &[f64]) -> Result<()> {
+        let Some(plan) = self.plan() else { return Ok(()) };
+        match self.wanted(params, self.range).cheaper_than(&self.pool, plan) {
+            Some(cheaper) => self.use_plan(cheaper),
+            None => Ok(()),
+        }
+    }
+
+    /// The arguments that the series cover.
     pub fn range(&self) -> (f64, f64) {
         self.range
     }
 
-    /// Arguments beyond which no series was found; infinite where none was looked for.
+    /// Arguments beyond which no series were found; infinite where none were looked for.
     pub fn refused(&self) -> (f64, f64) {
         self.refused
     }
@@ -87,15 +98,16 @@ impl Core {
         Ok(())
     }
 
-    /// Continues with the series of an earlier run.
-    pub fn use_terms(&mut self, terms: usize) -> Result<()> {
-        self.use_plan(Plan::new(terms, self.range.0, self.range.1))
+    /// Continues with the series of an earlier run, given what a checkpoint says of them; false where it says nothing.
+    pub fn use_state(&mut self, state: &Value) -> Result<bool> {
+        match Plan::from_state(&self.model, state, self.range) {
+            Some(plan) => self.use_plan(plan).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     fn use_plan(&mut self, plan: Plan) -> Result<()> {
-        if let Some(old) = self.n_terms() {
-            log::debug!("embedding series: {} terms instead of {old}", plan.terms);
-        }
+        log::debug!("embedding series: {plan}");
         self.device.synchronize()?;
         self.forget_shapes();
         self.series = Some(SeriesOnDevice::new(&self.network, &Arc::new(plan))?);
@@ -105,16 +117,15 @@ impl Core {
         self.embed()
     }
 
-    /// Makes the series reach to all arguments of a frame, where there is one that does: else batches with this frame go
-    /// without. `params` are asked for where it does not reach yet.
+    /// Makes the series reach to all arguments of a frame, where there are some that do: else batches with this frame go
+    /// without. `params` are asked for where they do not reach yet.
     pub fn cover(&mut self, facts: &Facts, params: impl FnOnce(&Core) -> Result<Vec<f64>>) -> Result<()> {
-        let Some(series) = &self.series else { return Ok(()) };
+        let Some(plan) = self.plan() else { return Ok(()) };
         let (low, high) = facts.s_range;
         let known = low <= self.refused.0 || high >= self.refused.1;
-        if facts.covered_by(&series.plan) || known {
+        if facts.covered_by(plan) || known {
             return Ok(());
         }
-        let terms = series.plan.terms;
         // Room for the next frame that goes a little further.
         let room = 0.02 * (self.range.1 - self.range.0);
         let mut wider = self.range;
@@ -125,12 +136,11 @@ impl Core {
             wider.1 = high + room;
         }
         let params = params(self)?;
-        let plan = chebyshev::choose(&self.model, &params, wider.0, wider.1, self.tolerance(), terms);
-        if let Some(plan) = plan {
+        if let Some(plan) = self.wanted(&params, wider).choose(&self.pool, None) {
             self.range = wider;
             return self.use_plan(plan);
         }
-        log::debug!("no series reaches from {low} to {high}: evaluating the nets themselves for such frames");
+        log::debug!("no series reach from {low} to {high}: evaluating the nets themselves for such frames");
         if low < self.range.0 {
             self.refused.0 = low;
         }

@@ -9,7 +9,8 @@ typedef REAL real;
 
 // One frame on the device. Row r is the r-th real atom when atoms are sorted by type.
 struct Frame {
-    real* q;                   // [n_rows, 4, n_types K] features of the series
+    real* q;                   // [n_rows, 4, columns] features of the series
+    u32* panel_start;          // [n_rows n_panels + 1] pairs by panel, as pair_start
     const real* d;             // [3, n_pairs] x_j - x_i
     const u32* j;              // [n_pairs] neighbour, as numbered in the file
     const u32* pair_start;     // [n_rows n_types + 1]
@@ -59,19 +60,29 @@ struct Layer {
 
 #define MAX_LAYERS 8
 
-// The embedding nets at the nodes of the series.
+// A panel of the series: engine/cpu/chebyshev.rs.
+struct Panel {
+    double middle, inv_half;   // the change of variables
+    u32 type, unused;          // of its neighbours
+};
+
+// The embedding nets at the nodes of the series. A stack has the nets of one centre type, or of all of them, and their nodes
+// panel after panel: columns = n_panels K of them.
 struct Embedding {
     const double* params;      // of net 0, in the flat vector
-    double* trace;             // [n_nets, trace_size]: y, f, d, dL/dz, dL/dy f of every layer, each [K, n_out]
-    const double* nodes;       // [K]
+    double* trace;             // [n_stacks, trace_size]: y, f, d, dL/dz, dL/dy f of every layer, each [columns, n_out]
+    const double* nodes;       // [columns]
     const double* transform;   // [K, K]
-    real* c;                   // [n_stacks, n_types K, ldm] coefficients / n_sel
+    real* c;                   // [n_stacks, columns, ldm] coefficients / n_sel
     const real* dl_c;          // dL/dc
-    double* tails;             // [n_nets, blocks, 2] largest of the last coefficients and of all
-    double* partial;           // [chunks, n_nets, net_size] gradients; one chunk
+    double* tails;             // [n_stacks, columns / NODES, 2] largest of the last coefficients and of all
+    double* partial;           // [n_nets, net_size] gradients
     const u32* place;          // [n_nets] stack * n_types + neighbour type
-    int n_nets, n_layers, terms, n_types, ldm, net_size, trace_size, chunks;
-    int parts, unused;         // blocks that share the nodes of a net
+    const u32* net;            // [n_stacks n_types] the net that stands there
+    const Panel* panels;       // [n_panels]
+    const u32* first_panel;    // [n_types + 1] panels of each neighbour type
+    int n_nets, n_layers, terms, n_types, ldm, net_size, trace_size, n_panels;
+    int columns, groups;       // groups of nodes that a block works on
     double scale;              // 1 / n_sel
     Layer layers[MAX_LAYERS];
 };
@@ -89,11 +100,11 @@ struct Batch {
     const u32* row_dl;         // [n_rows] where dL/dA (and Q) of a row stand among those of its coefficients
     const u32* row_de;         // [n_rows] where dE/dA (and the tangent of Q) stand
     const real** row_q;        // [2 n_rows] Q of each row and its tangent
-    real* q_dot;               // [n_rows, 4, n_types K]
+    real* q_dot;               // [n_rows, 4, columns]
     real* a;                   // [n_rows, 4, ldm]
     real* a_dot;
     real* da;                  // [2 n_rows, 4, ldm] dL/dA and dE/dA
-    real* de_q;                // [n_rows, 4, n_types K]
+    real* de_q;                // [n_rows, 4, columns]
     real* de_d;                // [n_frames, pair_stride, 3]
     real* const* x;            // [n_types] inputs of the fitting nets: values, then tangents
     real* const* de_x;         // [n_types]
@@ -117,7 +128,10 @@ struct Batch {
     double* row_sums;          // [n_rows, 6] force terms of the loss: penalty, square, absolute; twice
     double* frame_sums;        // [n_frames, 5, 3]
     double* values;            // [places, 16] loss, then square, absolute, count of five terms
-    double middle, inv_half, skew;  // the change of variables of the series
+    const Panel* panels;       // [n_panels] of the series
+    const double* cuts;        // [n_types, n_panels] for each centre type: squares of the distances at which they end
+    const u32* empty_panel;    // [n_types, n_types] of the empty slots of a centre and neighbour type
+    double skew;               // of the change of variables
     double rcut_smth, inv_width, protection;
     double delta[3];           // Huber: energy, force, virial
     double relative_f;         // NaN: absolute
@@ -128,11 +142,13 @@ struct Batch {
     int ldx, ld_last, n_last, pair_stride;
     int atom_stride, function, f_use_norm, use_coeff;
     int default_pf, intensive, wants_virial, used;
+    int n_panels, columns;     // columns = n_panels terms
 };
 
 static_assert(sizeof(Frame) == FRAME_BYTES, "Frame differs from layout.rs");
 static_assert(sizeof(Turn) == TURN_BYTES, "Turn differs from layout.rs");
 static_assert(sizeof(Status) == STATUS_BYTES, "Status differs from layout.rs");
+static_assert(sizeof(Panel) == PANEL_BYTES, "Panel differs from layout.rs");
 static_assert(sizeof(Embedding) == EMBEDDING_BYTES, "Embedding differs from layout.rs");
 static_assert(sizeof(Batch) == BATCH_BYTES, "Batch differs from layout.rs");
 

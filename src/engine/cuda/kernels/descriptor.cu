@@ -42,7 +42,7 @@ extern "C" __global__ void begin(const __grid_constant__ Batch b, const unsigned
     int row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row < b.n_rows) {
         u32 slot = turn[HEADER + b.row_frame[row]];
-        size_t size = (size_t)4 * b.n_types * b.terms;
+        size_t size = (size_t)4 * b.columns;
         b.row_q[b.row_dl[row]] = b.frames[slot].q + b.row_local[row] * size;
         b.row_q[b.row_de[row]] = b.q_dot + row * size;
     }

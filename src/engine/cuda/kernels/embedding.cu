@@ -10,12 +10,22 @@
 
 enum { TRACE_Y, TRACE_F, TRACE_D, TRACE_DL_Z, TRACE_DL_T, TRACES };
 
-// Where layer l keeps one of these for all nodes of a net.
-__device__ __forceinline__ double* trace_of(const Embedding& e, int net, int l, int part) {
-    double* at = e.trace + (size_t)net * e.trace_size;
-    for (int k = 0; k < l; k++) at += TRACES * e.terms * e.layers[k].n_out;
-    return at + part * e.terms * e.layers[l].n_out;
+// Where layer l keeps one of these for all nodes of a stack.
+__device__ __forceinline__ double* trace_of(const Embedding& e, int stack, int l, int part) {
+    double* at = e.trace + (size_t)stack * e.trace_size;
+    for (int k = 0; k < l; k++) at += TRACES * e.columns * e.layers[k].n_out;
+    return at + (size_t)part * e.columns * e.layers[l].n_out;
 }
+
+// The nodes that a block works on, NODES of them at a time: all of one panel, so of one net.
+struct NodeBlock {
+    int stack, first, end, net;
+    __device__ __forceinline__ NodeBlock(const Embedding& e, int groups) {
+        int each = NODES * groups, blocks = e.columns / each;
+        stack = blockIdx.x / blocks, first = blockIdx.x % blocks * each, end = first + each;
+        net = e.net[stack * e.n_types + e.panels[first / e.terms].type];
+    }
+};
 
 // The parameters of a net, in shared memory where they fit (`room` numbers), else where they are.
 __device__ __forceinline__ const double* near(double* shared, const double* params, int size, int room) {
@@ -27,40 +37,43 @@ __device__ __forceinline__ const double* near(double* shared, const double* para
 // The nets at NODES nodes for each block.
 extern "C" __global__ void __launch_bounds__(256, 1) embed_forward(const __grid_constant__ Embedding e, int room) {
     after_previous();
-    double* x = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
-    int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES;
-    const double* params = near((double*)shared_bytes, e.params + (size_t)net * e.net_size, e.net_size, room);
-    if (threadIdx.x < NODES) x[threadIdx.x] = e.nodes[first + threadIdx.x];
-    int width = 1;
-    for (int l = 0; l < e.n_layers; l++) {
-        const Layer& layer = e.layers[l];
-        __syncthreads();
-        int n_in = layer.n_in, n = layer.n_out;
-        double* y = x + NODES * width;
-        double* trace_y = trace_of(e, net, l, TRACE_Y);
-        double* trace_f = trace_of(e, net, l, TRACE_F);
-        double* trace_d = trace_of(e, net, l, TRACE_D);
-        for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
-            int r = i / n, o = i % n;
-            double z = layer.b < 0 ? 0.0 : params[layer.b + o];
-            const double* w = params + layer.w + o;
+    NodeBlock nodes(e, e.groups);
+    double* first_x = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
+    const double* params = near((double*)shared_bytes, e.params + (size_t)nodes.net * e.net_size, e.net_size, room);
+    for (int first = nodes.first; first < nodes.end; first += NODES) {
+        double* x = first_x;
+        if (threadIdx.x < NODES) x[threadIdx.x] = e.nodes[first + threadIdx.x];
+        int width = 1;
+        for (int l = 0; l < e.n_layers; l++) {
+            const Layer& layer = e.layers[l];
+            __syncthreads();
+            int n_in = layer.n_in, n = layer.n_out;
+            double* y = x + NODES * width;
+            double* trace_y = trace_of(e, nodes.stack, l, TRACE_Y);
+            double* trace_f = trace_of(e, nodes.stack, l, TRACE_F);
+            double* trace_d = trace_of(e, nodes.stack, l, TRACE_D);
+            for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
+                int r = i / n, o = i % n;
+                double z = layer.b < 0 ? 0.0 : params[layer.b + o];
+                const double* w = params + layer.w + o;
 #pragma unroll 5
-            for (int k = 0; k < n_in; k++) z = fma(x[r * n_in + k], w[k * n], z);
-            Jet<double> j = jet(layer.activation, z, layer.threshold);
-            double value = (layer.idt < 0 ? 1.0 : params[layer.idt + o]) * j.f;
-            if (layer.shortcut) value += x[r * n_in + o % n_in];
-            y[i] = value;
-            int at = (first + r) * n + o;
-            trace_y[at] = value, trace_f[at] = j.f, trace_d[at] = j.d;
+                for (int k = 0; k < n_in; k++) z = fma(x[r * n_in + k], w[k * n], z);
+                Jet<double> j = jet(layer.activation, z, layer.threshold);
+                double value = (layer.idt < 0 ? 1.0 : params[layer.idt + o]) * j.f;
+                if (layer.shortcut) value += x[r * n_in + o % n_in];
+                y[i] = value;
+                int at = (first + r) * n + o;
+                trace_y[at] = value, trace_f[at] = j.f, trace_d[at] = j.d;
+            }
+            x = y;
+            width = n;
         }
-        x = y;
-        width = n;
     }
 }
 
-// Weights of the nodes of a block in its transform: room for 192 terms, and zeros where a batch of loads ends behind them.
-#define BATCH 26
-#define ROOM (192 + 2 * BATCH)
+// Weights of the nodes of a block in its transform: room for 96 terms, and zeros where a batch of loads ends behind them.
+#define BATCH 16
+#define ROOM (96 + 2 * BATCH)
 
 // sum[r] = sum_k weights[r][k] from[k * ld + m] of one column, every other term on each of two threads; whole on the first
 // of them.
@@ -91,17 +104,18 @@ template <typename F> __device__ __forceinline__ void transform_column(double (&
 extern "C" __global__ void __launch_bounds__(256, 1) embed_transform(const __grid_constant__ Embedding e) {
     __shared__ double weights[NODES][ROOM], halves[NODES][COLUMNS];
     __shared__ double scratch[16];
-    int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES;
+    NodeBlock nodes(e, 1);
     int m1 = e.layers[e.n_layers - 1].n_out, terms = e.terms;
-    const double* values = trace_of(e, net, e.n_layers - 1, TRACE_Y);
+    int term = nodes.first % terms, panel = nodes.first - term;  // the first of this block, and the node of its panel's first
+    const double* values = trace_of(e, nodes.stack, e.n_layers - 1, TRACE_Y) + (size_t)panel * m1;
     for (int i = threadIdx.x; i < NODES * ROOM; i += blockDim.x) {
         int r = i / ROOM, k = i % ROOM;
-        weights[r][k] = k < terms ? e.transform[(first + r) * terms + k] : 0.0;
+        weights[r][k] = k < terms ? e.transform[(term + r) * terms + k] : 0.0;
     }
     after_previous();
     __syncthreads();
     double last = 0, largest = 0;
-    real* out = e.c + ((size_t)e.place[net] * terms + first) * e.ldm;
+    real* out = e.c + ((size_t)nodes.stack * e.columns + nodes.first) * e.ldm;
     for (int m0 = 0; m0 < m1; m0 += COLUMNS) {
         int m = m0 + threadIdx.x % COLUMNS;
         double sum[NODES];
@@ -111,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_transform(const __gri
         for (int r = 0; r < NODES; r++) {
             out[r * e.ldm + m] = (real)(sum[r] * e.scale);
             largest = fmax(largest, fabs(sum[r]));
-            if (first + r >= terms - 3) last = fmax(last, fabs(sum[r]));
+            if (term + r >= terms - 3) last = fmax(last, fabs(sum[r]));
         }
     }
     for (int step = 16; step > 0; step >>= 1) {
@@ -132,74 +146,79 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_transform(const __gri
 extern "C" __global__ void __launch_bounds__(256, 1) embed_backward(const __grid_constant__ Embedding e, int room) {
     __shared__ double weights[NODES][ROOM], halves[NODES][COLUMNS];
     double* shared = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
-    int net = blockIdx.x / e.parts, first = blockIdx.x % e.parts * NODES, terms = e.terms;
-    for (int i = threadIdx.x; i < NODES * ROOM; i += blockDim.x) {
-        int r = i % NODES, k = i / NODES;
-        weights[r][k] = k < terms ? e.transform[k * terms + first + r] : 0.0;
-    }
-    const double* params = near((double*)shared_bytes, e.params + (size_t)net * e.net_size, e.net_size, room);
-    // f and d of this thread's first element of a layer are loaded one layer ahead.
-    double f_next = 0, d_next = 0;
-    auto look_ahead = [&](int l) {
-        int n = e.layers[l].n_out, i = threadIdx.x;
-        if (i >= NODES * n) return;
-        f_next = trace_of(e, net, l, TRACE_F)[first * n + i], d_next = trace_of(e, net, l, TRACE_D)[first * n + i];
-    };
-    look_ahead(e.n_layers - 1);
-    after_previous();
-    int widest = 1;
-    for (int l = 0; l < e.n_layers; l++) widest = max(widest, e.layers[l].n_out);
-    double *dl_y = shared, *dl_z = shared + NODES * widest, *dl_x = shared + 2 * NODES * widest;
-    int m1 = e.layers[e.n_layers - 1].n_out;
-    const real* dl_c = e.dl_c + (size_t)e.place[net] * terms * e.ldm;
-    __syncthreads();
-    for (int m0 = 0; m0 < m1; m0 += COLUMNS) {
-        int m = m0 + threadIdx.x % COLUMNS;
-        double sum[NODES];
-        transform_column(sum, halves, weights, dl_c, e.ldm, m, m < m1, terms);
-        if (m < m1 && threadIdx.x < COLUMNS)
-            for (int r = 0; r < NODES; r++) dl_y[r * m1 + m] = sum[r] * e.scale;
-    }
-    for (int l = e.n_layers - 1; l >= 0; l--) {
-        const Layer& layer = e.layers[l];
-        int n_in = layer.n_in, n = layer.n_out;
-        const double* f = trace_of(e, net, l, TRACE_F) + first * n;
-        const double* d = trace_of(e, net, l, TRACE_D) + first * n;
-        double* trace_z = trace_of(e, net, l, TRACE_DL_Z) + first * n;
-        double* trace_t = trace_of(e, net, l, TRACE_DL_T) + first * n;
+    NodeBlock nodes(e, e.groups);
+    int terms = e.terms;
+    const double* params = near((double*)shared_bytes, e.params + (size_t)nodes.net * e.net_size, e.net_size, room);
+    for (int first = nodes.first; first < nodes.end; first += NODES) {
+        int term = first % terms, panel = first - term;  // the first of these nodes, and that of their panel
         __syncthreads();
-        for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
-            bool is_known = i == threadIdx.x;
-            double idt = layer.idt < 0 ? 1.0 : params[layer.idt + i % n];
-            double dl = dl_y[i] * idt * (is_known ? d_next : d[i]);
-            dl_z[i] = dl, trace_z[i] = dl;
-            if (layer.idt >= 0) trace_t[i] = dl_y[i] * (is_known ? f_next : f[i]);
+        for (int i = threadIdx.x; i < NODES * ROOM; i += blockDim.x) {
+            int r = i % NODES, k = i / NODES;
+            weights[r][k] = k < terms ? e.transform[k * terms + term + r] : 0.0;
         }
-        if (!l) break;
-        look_ahead(l - 1);
+        // f and d of this thread's first element of a layer are loaded one layer ahead.
+        double f_next = 0, d_next = 0;
+        auto look_ahead = [&](int l) {
+            int n = e.layers[l].n_out, i = threadIdx.x;
+            if (i >= NODES * n) return;
+            f_next = trace_of(e, nodes.stack, l, TRACE_F)[first * n + i], d_next = trace_of(e, nodes.stack, l, TRACE_D)[first * n + i];
+        };
+        look_ahead(e.n_layers - 1);
+        if (first == nodes.first) after_previous();
+        int widest = 1;
+        for (int l = 0; l < e.n_layers; l++) widest = max(widest, e.layers[l].n_out);
+        double *dl_y = shared, *dl_z = shared + NODES * widest, *dl_x = shared + 2 * NODES * widest;
+        int m1 = e.layers[e.n_layers - 1].n_out;
+        const real* dl_c = e.dl_c + ((size_t)nodes.stack * e.columns + panel) * e.ldm;
         __syncthreads();
-        // Two neighbouring threads share the columns of an element.
-        int count = 2 * NODES * n_in, half = (n + 1) / 2;
-        for (int i0 = 0; i0 < count; i0 += blockDim.x) {
-            int i = min(i0 + (int)threadIdx.x, count - 1), r = i / 2 / n_in, k = i / 2 % n_in;
-            int start = i % 2 * half, length = i % 2 ? n - half : half;
-            const double *w = params + layer.w + (size_t)k * n + start, *z = dl_z + r * n + start;
-            double sum = 0;
-            // Threads start at different columns, so that they read from different banks.
-            int o = length ? k % length : 0;
-#pragma unroll 8
-            for (int c = 0; c < length; c++) {
-                sum = fma(z[o], w[o], sum);
-                o = o + 1 == length ? 0 : o + 1;
+        for (int m0 = 0; m0 < m1; m0 += COLUMNS) {
+            int m = m0 + threadIdx.x % COLUMNS;
+            double sum[NODES];
+            transform_column(sum, halves, weights, dl_c, e.ldm, m, m < m1, terms);
+            if (m < m1 && threadIdx.x < COLUMNS)
+                for (int r = 0; r < NODES; r++) dl_y[r * m1 + m] = sum[r] * e.scale;
+        }
+        for (int l = e.n_layers - 1; l >= 0; l--) {
+            const Layer& layer = e.layers[l];
+            int n_in = layer.n_in, n = layer.n_out;
+            const double* f = trace_of(e, nodes.stack, l, TRACE_F) + first * n;
+            const double* d = trace_of(e, nodes.stack, l, TRACE_D) + first * n;
+            double* trace_z = trace_of(e, nodes.stack, l, TRACE_DL_Z) + first * n;
+            double* trace_t = trace_of(e, nodes.stack, l, TRACE_DL_T) + first * n;
+            __syncthreads();
+            for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
+                bool is_known = i == threadIdx.x;
+                double idt = layer.idt < 0 ? 1.0 : params[layer.idt + i % n];
+                double dl = dl_y[i] * idt * (is_known ? d_next : d[i]);
+                dl_z[i] = dl, trace_z[i] = dl;
+                if (layer.idt >= 0) trace_t[i] = dl_y[i] * (is_known ? f_next : f[i]);
             }
-            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-            if (layer.shortcut)
-                for (int o = k; o < n; o += n_in) sum += dl_y[r * n + o];
-            if (i0 + (int)threadIdx.x < count && i % 2 == 0) dl_x[i / 2] = sum;
+            if (!l) break;
+            look_ahead(l - 1);
+            __syncthreads();
+            // Two neighbouring threads share the columns of an element.
+            int count = 2 * NODES * n_in, half = (n + 1) / 2;
+            for (int i0 = 0; i0 < count; i0 += blockDim.x) {
+                int i = min(i0 + (int)threadIdx.x, count - 1), r = i / 2 / n_in, k = i / 2 % n_in;
+                int start = i % 2 * half, length = i % 2 ? n - half : half;
+                const double *w = params + layer.w + (size_t)k * n + start, *z = dl_z + r * n + start;
+                double sum = 0;
+                // Threads start at different columns, so that they read from different banks.
+                int o = length ? k % length : 0;
+#pragma unroll 8
+                for (int c = 0; c < length; c++) {
+                    sum = fma(z[o], w[o], sum);
+                    o = o + 1 == length ? 0 : o + 1;
+                }
+                sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+                if (layer.shortcut)
+                    for (int o = k; o < n; o += n_in) sum += dl_y[r * n + o];
+                if (i0 + (int)threadIdx.x < count && i % 2 == 0) dl_x[i / 2] = sum;
+            }
+            double* swap = dl_y;
+            dl_y = dl_x;
+            dl_x = swap;
         }
-        double* swap = dl_y;
-        dl_y = dl_x;
-        dl_x = swap;
     }
 }
 
@@ -214,6 +233,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_weights(const __grid_
     __shared__ double sums[4][WEIGHTS];
     int blocks = (e.net_size + WEIGHTS - 1) / WEIGHTS, net = blockIdx.x / blocks;
     int i = blockIdx.x % blocks * WEIGHTS + threadIdx.x % WEIGHTS, part = threadIdx.x / WEIGHTS;
+    // The nodes of the net: those of all panels of its neighbour type.
+    int stack = e.place[net] / e.n_types, type = e.place[net] % e.n_types;
+    int first_node = e.first_panel[type] * e.terms, n_nodes = e.first_panel[type + 1] * e.terms - first_node;
     // A weight is the sum of x dL/dz over the nodes; a bias has x = 1, a time step dL/dy f instead of dL/dz.
     const double *x = nullptr, *dl = nullptr;
     int ldx = 0, ld = 0;
@@ -222,15 +244,16 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_weights(const __grid_
         int n = layer.n_out, n_in = layer.n_in;
         if (i >= layer.w && i < layer.w + n_in * n) {
             int k = (i - layer.w) / n;
-            x = (l ? trace_of(e, net, l - 1, TRACE_Y) : e.nodes) + k;
+            x = (l ? trace_of(e, stack, l - 1, TRACE_Y) : e.nodes) + (size_t)first_node * n_in + k;
             ldx = n_in, ld = n;
-            dl = trace_of(e, net, l, TRACE_DL_Z) + (i - layer.w) % n;
+            dl = trace_of(e, stack, l, TRACE_DL_Z) + (i - layer.w) % n;
         }
         if (layer.b >= 0 && i >= layer.b && i < layer.b + n)
-            dl = trace_of(e, net, l, TRACE_DL_Z) + (i - layer.b), ld = n;
+            dl = trace_of(e, stack, l, TRACE_DL_Z) + (i - layer.b), ld = n;
         if (layer.idt >= 0 && i >= layer.idt && i < layer.idt + n)
-            dl = trace_of(e, net, l, TRACE_DL_T) + (i - layer.idt), ld = n;
+            dl = trace_of(e, stack, l, TRACE_DL_T) + (i - layer.idt), ld = n;
     }
+    if (dl) dl += (size_t)first_node * ld;
     // Nobody but the update before this one writes these; the numbers of the step and the status are there since the loss.
     size_t at = (size_t)net * e.net_size + i;
     bool ends = !part && i < e.net_size, updates = params && trained[net] && !status->bad_step;
@@ -242,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_weights(const __grid_
     if (dl) {
         constexpr int MANY = 14;
         const double* factor = x ? x : dl;
-        for (int r0 = part * (e.terms / 4), end = r0 + e.terms / 4; r0 < end; r0 += MANY) {
+        for (int r0 = part * (n_nodes / 4), end = r0 + n_nodes / 4; r0 < end; r0 += MANY) {
             double a[MANY], d[MANY];
 #pragma unroll
             for (int k = 0; k < MANY; k++) {

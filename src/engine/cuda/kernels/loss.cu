@@ -230,8 +230,8 @@ extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_consta
 }
 
 // The loss of the batch and its displayed errors; remembers a loss that is not finite, and the tail of the series.
-extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constant__ Batch b, const double* tails,
-                                                            int n_nets, int blocks) {
+extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constant__ Batch b,
+                                                            const __grid_constant__ Embedding e) {
     __shared__ double scratch[8];
     after_previous();
     bool norms = b.f_use_norm && b.function == MAE;
@@ -255,11 +255,14 @@ extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constan
     }
     // Tails of the nets, a warp for each.
     double tail = 0;
-    for (int net = threadIdx.x / 32; net < n_nets; net += blockDim.x / 32) {
+    for (int net = threadIdx.x / 32; net < e.n_nets; net += blockDim.x / 32) {
+        int stack = e.place[net] / e.n_types, type = e.place[net] % e.n_types;
+        int end = e.first_panel[type + 1] * e.terms / NODES;
+        const double* tails = e.tails + (size_t)2 * stack * (e.columns / NODES);
         double last = 0, largest = 1e-300;
-        for (int k = threadIdx.x % 32; k < blocks; k += 32) {
-            last = fmax(last, tails[2 * (net * blocks + k)]);
-            largest = fmax(largest, tails[2 * (net * blocks + k) + 1]);
+        for (int k = e.first_panel[type] * e.terms / NODES + threadIdx.x % 32; k < end; k += 32) {
+            last = fmax(last, tails[2 * k]);
+            largest = fmax(largest, tails[2 * k + 1]);
         }
         for (int step = 16; step > 0; step >>= 1) {
             last = fmax(last, __shfl_xor_sync(FULL_WARP, last, step));

@@ -7,9 +7,9 @@
 // Pairs that a warp works on at once, and how far apart their numbers stand: what lanes read falls on different banks.
 #define PAIRS 32
 #define PAIR_LD 36
-// Terms of the features that a warp makes in one sweep over the pairs, in tiles of 16.
-#define TILES 8
-#define SWEEP (16 * TILES)
+// Terms of a panel at most, in tiles of 16.
+#define TILES 6
+#define MOST_TERMS (16 * TILES)
 
 #if PRODUCTS == 64
 typedef AFrag Left;
@@ -60,8 +60,9 @@ __device__ __noinline__ double polynomial(int k, double x) { return cos(k * acos
 // The argument of the polynomials and its derivative: engine/cpu/chebyshev.rs.
 template <typename F> struct Argument {
     F x, slope;
-    __device__ __forceinline__ Argument(const Batch& b, F s) {
-        F skew = (F)b.skew, inv_half = (F)b.inv_half, u = (s - (F)b.middle) * inv_half, inv = F(1) / fused(skew, u, F(1));
+    __device__ __forceinline__ Argument(const Batch& b, const Panel& panel, F s) {
+        F skew = (F)b.skew, inv_half = (F)panel.inv_half, u = (s - (F)panel.middle) * inv_half;
+        F inv = F(1) / fused(skew, u, F(1));
         x = (u + skew) * inv, slope = (F(1) - skew * skew) * inv_half * inv * inv;
     }
 };
@@ -101,145 +102,146 @@ __device__ __forceinline__ void leave_terms(real* to, int n, real x, bool is_the
 #define FEATURE_ROWS (18 + 8)
 
 // Q of a row (MOVES false), or its change along the direction -dL/dF (MOVES true), written to `out`; its warps share the
-// types, and the pairs of each. `near` is the warp's own memory, `sums` that of all warps of the row.
+// panels, and the pairs of each. `near` is the warp's own memory, `sums` that of all warps of the row.
 template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out, const Batch& b, const Frame& frame, int f,
                                                                       int local, int center, const Share& share,
                                                                       real* near, real* sums) {
     int lane = threadIdx.x % 32, residue = lane / 4, column = lane % 4;
-    int n_types = b.n_types, terms = b.terms, tk = n_types * terms;
-    int types = min(n_types, share.warps), warps = share.warps / types;  // types at once, warps of each
-    int own_type = share.warp / warps, own = share.warp % warps;
+    int n_types = b.n_types, terms = b.terms, n_panels = b.n_panels, columns = b.columns;
+    int at_once = min(n_panels, share.warps), warps = share.warps / at_once;  // panels at once, warps of each
+    int own_panel = share.warp / warps, own = share.warp % warps;
     int each = min(PAIRS, 2 * PAIRS / warps);  // few pairs each where several warps share them
-    const u32* start = frame.pair_start + (size_t)local * n_types;
+    const u32* start = frame.panel_start + (size_t)local * n_panels;
     real *functions = near + 18 * PAIR_LD, *turns = functions + 4 * PAIR_LD;
     real u_i[3] = {};
     bool waits = MOVES;
-    for (int sweep = 0; sweep < terms; sweep += SWEEP)
-        for (int t0 = 0; t0 < n_types; t0 += types) {
-            int t = t0 + own_type;
-            bool has_type = own_type < types && t < n_types;
-            real sum[TILES][4];
+    for (int panel0 = 0; panel0 < n_panels; panel0 += at_once) {
+        int panel = panel0 + own_panel;
+        bool has_panel = own_panel < at_once && panel < n_panels;
+        real sum[TILES][4];
+#pragma unroll
+        for (int j = 0; j < TILES; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum[j][i] = real(0);
+        const Panel scale = b.panels[has_panel ? panel : 0];
+        int end = has_panel ? start[panel + 1] : 0;
+        for (int p0 = has_panel ? start[panel] + own * each : 0; waits || p0 < end; p0 += warps * each) {
+            int p = p0 + lane, n = min(each, end - p0);
+            bool is_there = lane < n;
+            Pair pair = {};
+            if (is_there) pair = pair_at(b, frame, p, center);
+            Argument<real> argument(b, scale, pair.s);
+            leave_terms(near + lane, 8, argument.x, is_there);
+            if (waits) {
+                // Frames and slots do not change in a step: what is above needs no wait.
+                after_previous();
+                const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.order[local]) * 3;
+                for (int k = 0; k < 3; k++) u_i[k] = (real)at[k];
+                waits = false;
+            }
+            if (MOVES) {
+                real v[3] = {}, along = 0;
+                if (is_there) {
+                    const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.j[p]) * 3;
+                    for (int k = 0; k < 3; k++) {
+                        v[k] = u_i[k] - (real)at[k];
+                        if (b.wants_virial) {
+                            const double* strain = b.dl_virial + 9 * f + k;
+                            v[k] -= (real)strain[0] * pair.d[0] + (real)strain[3] * pair.d[1] + (real)strain[6] * pair.d[2];
+                        }
+                        along += pair.d[k] * v[k];
+                    }
+                }
+                // The change of the functions, and that of the series' argument times the functions.
+                real s_dot = pair.s_slope * along, turn = argument.slope * s_dot;
+                functions[lane] = s_dot, turns[lane] = turn * pair.s;
+                for (int k = 0; k < 3; k++) {
+                    functions[(k + 1) * PAIR_LD + lane] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
+                    turns[(k + 1) * PAIR_LD + lane] = turn * (pair.q * pair.d[k]);
+                }
+            } else {
+                functions[lane] = pair.s;
+                for (int k = 0; k < 3; k++) functions[(k + 1) * PAIR_LD + lane] = pair.q * pair.d[k];
+            }
+            __syncwarp();
+            for (int q = 0; q < n; q += 8) {
+                Walk walk[2] = {Walk(near + q + column, 8, residue), Walk(near + q + column + 4, 8, residue)};
+                Right a, turn;
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    int at = residue % 4 * PAIR_LD + q + column + 4 * i;
+                    a.x[i] = residue < 4 ? functions[at] : real(0);
+                    if (MOVES) turn.x[i] = residue < 4 ? turns[at] : real(0);
+                }
+                whole(a);
+                if (MOVES) whole(turn);
+                real number = real(residue);
+#pragma unroll
+                for (int j = 0; j < TILES; j++) {
+                    if (16 * j >= terms) break;
+                    Left value, slope;
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            value.x[2 * i + half] = walk[i].t;
+                            slope.x[2 * i + half] = number * walk[i].u;
+                            walk[i].next();
+                        }
+                        number += real(8);
+                    }
+                    whole(value);
+                    mma_whole(sum[j], value, a);
+                    if (MOVES) {
+                        whole(slope);
+                        mma_whole(sum[j], slope, turn);
+                    }
+                }
+            }
+            __syncwarp();
+        }
+        // A lane has two components of two terms of each tile.
+        auto at_each = [&](auto work) {
 #pragma unroll
             for (int j = 0; j < TILES; j++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) sum[j][i] = real(0);
-            int end = has_type ? start[t + 1] : 0;
-            for (int p0 = has_type ? start[t] + own * each : 0; waits || p0 < end; p0 += warps * each) {
-                int p = p0 + lane, n = min(each, end - p0);
-                bool is_there = lane < n;
-                Pair pair = {};
-                if (is_there) pair = pair_at(b, frame, p, center);
-                Argument<real> argument(b, pair.s);
-                leave_terms(near + lane, 8, argument.x, is_there);
-                if (waits) {
-                    // Frames and slots do not change in a step: what is above needs no wait.
-                    after_previous();
-                    const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.order[local]) * 3;
-                    for (int k = 0; k < 3; k++) u_i[k] = (real)at[k];
-                    waits = false;
-                }
-                if (MOVES) {
-                    real v[3] = {}, along = 0;
-                    if (is_there) {
-                        const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.j[p]) * 3;
-                        for (int k = 0; k < 3; k++) {
-                            v[k] = u_i[k] - (real)at[k];
-                            if (b.wants_virial) {
-                                const double* strain = b.dl_virial + 9 * f + k;
-                                v[k] -= (real)strain[0] * pair.d[0] + (real)strain[3] * pair.d[1] + (real)strain[6] * pair.d[2];
-                            }
-                            along += pair.d[k] * v[k];
-                        }
-                    }
-                    // The change of the functions, and that of the series' argument times the functions.
-                    real s_dot = pair.s_slope * along, turn = argument.slope * s_dot;
-                    functions[lane] = s_dot, turns[lane] = turn * pair.s;
-                    for (int k = 0; k < 3; k++) {
-                        functions[(k + 1) * PAIR_LD + lane] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
-                        turns[(k + 1) * PAIR_LD + lane] = turn * (pair.q * pair.d[k]);
-                    }
-                } else {
-                    functions[lane] = pair.s;
-                    for (int k = 0; k < 3; k++) functions[(k + 1) * PAIR_LD + lane] = pair.q * pair.d[k];
-                }
-                __syncwarp();
-                for (int q = 0; q < n; q += 8) {
-                    Walk walk[2] = {Walk(near + q + column, 8, residue), Walk(near + q + column + 4, 8, residue)};
-                    Right a, turn;
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        int at = residue % 4 * PAIR_LD + q + column + 4 * i;
-                        a.x[i] = residue < 4 ? functions[at] : real(0);
-                        if (MOVES) turn.x[i] = residue < 4 ? turns[at] : real(0);
-                    }
-                    whole(a);
-                    if (MOVES) whole(turn);
-                    for (int k = 0; k < sweep; k += 8) walk[0].next(), walk[1].next();
-                    real number = real(sweep + residue);
-#pragma unroll
-                    for (int j = 0; j < TILES; j++) {
-                        if (sweep + 16 * j >= terms) break;
-                        Left value, slope;
-#pragma unroll
-                        for (int half = 0; half < 2; half++) {
-#pragma unroll
-                            for (int i = 0; i < 2; i++) {
-                                value.x[2 * i + half] = walk[i].t;
-                                slope.x[2 * i + half] = number * walk[i].u;
-                                walk[i].next();
-                            }
-                            number += real(8);
-                        }
-                        whole(value);
-                        mma_whole(sum[j], value, a);
-                        if (MOVES) {
-                            whole(slope);
-                            mma_whole(sum[j], slope, turn);
-                        }
-                    }
-                }
-                __syncwarp();
-            }
-            // A lane has two components of two terms of each tile.
-            auto at_each = [&](auto work) {
-#pragma unroll
-                for (int j = 0; j < TILES; j++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) work(16 * j + residue + i / 2 * 8, 2 * column + i % 2, sum[j][i]);
-            };
-            auto leave = [&](int t, int k, int c, real value) {
-                k += sweep;
-                if (k >= terms || c >= 4) return;
-                u32 padding = !MOVES && c == 0 ? frame.padding[(size_t)local * n_types + t] : 0;
-                if (padding) {
+                for (int i = 0; i < 4; i++) work(16 * j + residue + i / 2 * 8, 2 * column + i % 2, sum[j][i]);
+        };
+        auto leave = [&](int panel, int k, int c, real value) {
+            if (k >= terms || c >= 4) return;
+            if (!MOVES && c == 0) {
+                const Panel& scale = b.panels[panel];
+                u32 padding = frame.padding[(size_t)local * n_types + scale.type];
+                if (padding && b.empty_panel[center * n_types + scale.type] == panel) {
                     const real* row = b.radial + 3 * center;
                     double s = -(double)row[0] * (double)row[1];
-                    value += (real)(padding * s * polynomial(k, Argument<double>(b, s).x));
+                    value += (real)(padding * s * polynomial(k, Argument<double>(b, scale, s).x));
                 }
-                out[(size_t)c * tk + t * terms + k] = value;
-            };
-            if (share.warps == 1) {
-                at_each([&](int k, int c, real value) { leave(t, k, c, value); });
-                continue;
             }
-            at_each([&](int k, int c, real value) {
-                if (c < 4) sums[(share.warp * 4 + c) * SWEEP + k] = value;
-            });
-            share.sync();
-            for (int i = share.thread; i < min(types, n_types - t0) * 4 * SWEEP; i += share.threads) {
-                int type = i / (4 * SWEEP), element = i % (4 * SWEEP);
-                real value = real(0);
-                for (int w = 0; w < warps; w++) value += sums[(type * warps + w) * 4 * SWEEP + element];
-                leave(t0 + type, element % SWEEP, element / SWEEP, value);
-            }
-            share.sync();
+            out[(size_t)c * columns + panel * terms + k] = value;
+        };
+        if (warps == 1) {
+            if (has_panel) at_each([&](int k, int c, real value) { leave(panel, k, c, value); });
+            continue;
         }
+        at_each([&](int k, int c, real value) {
+            if (c < 4) sums[(share.warp * 4 + c) * MOST_TERMS + k] = value;
+        });
+        share.sync();
+        for (int i = share.thread; i < min(at_once, n_panels - panel0) * 4 * MOST_TERMS; i += share.threads) {
+            int which = i / (4 * MOST_TERMS), element = i % (4 * MOST_TERMS);
+            real value = real(0);
+            for (int w = 0; w < warps; w++) value += sums[(which * warps + w) * 4 * MOST_TERMS + element];
+            leave(panel0 + which, element % MOST_TERMS, element / MOST_TERMS, value);
+        }
+        share.sync();
+    }
 }
 
 // The memory of this warp and of its row; see feature_launch in store.rs.
 __device__ __forceinline__ real* feature_memory(const Share& share, real*& sums) {
     real* all = (real*)shared_bytes;
-    sums = all + WARPS * FEATURE_ROWS * PAIR_LD + share.slot * share.warps * 4 * SWEEP;
+    sums = all + WARPS * FEATURE_ROWS * PAIR_LD + share.slot * share.warps * 4 * MOST_TERMS;
     return all + threadIdx.x / 32 * FEATURE_ROWS * PAIR_LD;
 }
 
@@ -247,6 +249,34 @@ __device__ __forceinline__ int center_of(const u32* block, int n_types, int loca
     int center = 0;
     while (center + 1 < n_types && local >= (int)block[center + 1]) center++;
     return center;
+}
+
+// Which pairs of one frame belong to which panel; a thread for each row and panel.
+extern "C" __global__ void __launch_bounds__(256) cut_pairs(const __grid_constant__ Batch b, const Frame* frame,
+                                                            const u32* block) {
+    after_previous();
+    const Frame copy = *frame;
+    int i = blockIdx.x * blockDim.x + threadIdx.x, local = i / b.n_panels, panel = i % b.n_panels;
+    if (i == 0) copy.panel_start[copy.n_rows * b.n_panels] = copy.n_pairs;
+    if (local >= copy.n_rows) return;
+    const u32* pairs = copy.pair_start + (size_t)local * b.n_types;
+    int type = b.panels[panel].type, low = pairs[type], high = pairs[type + 1];
+    // The first panel of a type begins with its pairs, others behind the last pair within the cut of the one before.
+    if (panel == 0 || (int)b.panels[panel - 1].type != type) high = low;
+    else {
+        double cut = b.cuts[center_of(block, b.n_types, local) * b.n_panels + panel - 1];
+        while (low < high) {
+            int middle = (low + high) / 2;
+            double square = 0;
+            for (int k = 0; k < 3; k++) {
+                double d = copy.d[(size_t)k * copy.n_pairs + middle];
+                square += d * d;
+            }
+            if (square <= cut) low = middle + 1;
+            else high = middle;
+        }
+    }
+    copy.panel_start[i] = low;
 }
 
 // Q of every row of one frame; `block` [n_types + 1] has the rows of each type.
@@ -257,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features(const __gri
     const Frame copy = *frame;
     if (share.row >= copy.n_rows) return;
     real *sums, *near = feature_memory(share, sums);
-    real* out = copy.q + (size_t)share.row * 4 * b.n_types * b.terms;
+    real* out = copy.q + (size_t)share.row * 4 * b.columns;
     features_of_row<false>(out, b, copy, 0, share.row, center_of(block, b.n_types, share.row), share, near, sums);
 }
 
@@ -276,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features_tangent(con
     int f = b.row_frame[row];
     const Frame frame = b.frames[b.turn->slots[f]];
     real *sums, *near = feature_memory(share, sums);
-    real* out = b.q_dot + (size_t)row * 4 * b.n_types * b.terms;
+    real* out = b.q_dot + (size_t)row * 4 * b.columns;
     features_of_row<true>(out, b, frame, f, b.row_local[row], center_of_row(b, row), share, near, sums);
 }
 
@@ -285,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features_tangent(con
 __device__ __forceinline__ int force_ld(int tk) { return (tk + 31) / 32 * 32 + 4; }
 
 // The value of T e (four numbers), and of U k e (four), for each of a warp's pairs, 16 of them as the rows of a tile. `near`
-// has the first terms of the pairs and then the results, nine numbers apart; `e` has dE/dQ of their type.
+// has the first terms of the pairs and then the results, nine numbers apart; `e` has dE/dQ of their panel.
 __device__ __forceinline__ void series_of_pairs(real* near, const real* e, int ld, int n, int terms) {
     int lane = threadIdx.x % 32, residue = lane % 4, column = lane / 4;
     bool both = n > 16;
@@ -327,22 +357,24 @@ __device__ __forceinline__ void series_of_pairs(real* near, const real* e, int l
     __syncwarp();
 }
 
-// dE/dd of every pair of a row, from dE/dQ.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __grid_constant__ Batch b, int each) {
+// dE/dd of every pair of a row, from dE/dQ, which is brought to shared memory where it `is_near`.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __grid_constant__ Batch b, int each,
+                                                                        int is_near) {
     Share share(each);
     int row = share.row;
     if (row >= b.n_rows) return;
-    int n_types = b.n_types, terms = b.terms, tk = n_types * terms, ld = force_ld(tk), lane = threadIdx.x % 32;
+    int n_panels = b.n_panels, terms = b.terms, columns = b.columns, lane = threadIdx.x % 32;
+    int ld = is_near ? force_ld(columns) : columns;
     real* near = (real*)shared_bytes + threadIdx.x / 32 * FORCE_ROWS * PAIR_LD;
-    real* de_q = (real*)shared_bytes + WARPS * FORCE_ROWS * PAIR_LD + share.slot * 4 * ld;
+    const real* de_q = b.de_q + (size_t)row * 4 * columns;
     __shared__ double virials[WARPS][9];
     int f = b.row_frame[row], local = b.row_local[row], center = center_of_row(b, row);
     const Frame frame = b.frames[b.turn->slots[f]];
-    const u32* start = frame.pair_start + (size_t)local * n_types;
-    // The warps of the row take `many` pairs of one type in turn.
+    const u32* start = frame.panel_start + (size_t)local * n_panels;
+    // The warps of the row take `many` pairs of one panel in turn.
     int many = max(16, PAIRS / share.warps), t = 0, p0 = start[0];
     auto move_on = [&](int turns) {
-        for (; t < n_types; p0 = start[++t]) {
+        for (; t < n_panels; p0 = start[++t]) {
             int left = ((int)start[t + 1] - p0 + many - 1) / many;
             if (turns < left) {
                 p0 += turns * many;
@@ -354,17 +386,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
     // Frames and slots do not change in a step: the first pairs are made before dE/dQ is there.
     Pair pair = {};
     move_on(share.warp);
-    int n = t < n_types ? min(many, (int)start[t + 1] - p0) : 0;
+    int n = t < n_panels ? min(many, (int)start[t + 1] - p0) : 0;
     if (lane < n) pair = pair_at(b, frame, p0 + lane, center);
     after_previous();
-    const real* from = b.de_q + (size_t)row * 4 * tk;
-    for (int k = VEC * share.thread; k < tk; k += VEC * share.threads)
+    if (is_near) {
+        real* copy = (real*)shared_bytes + WARPS * FORCE_ROWS * PAIR_LD + share.slot * 4 * ld;
+        for (int k = VEC * share.thread; k < columns; k += VEC * share.threads)
 #pragma unroll
-        for (int c = 0; c < 4; c++) put(de_q + c * ld + k, pack_at(from + c * tk + k));
-    share.sync();
+            for (int c = 0; c < 4; c++) put(copy + c * ld + k, pack_at(de_q + c * columns + k));
+        de_q = copy;
+        share.sync();
+    }
     double virial[9] = {};
-    while (t < n_types) {
-        Argument<real> argument(b, pair.s);
+    while (t < n_panels) {
+        Argument<real> argument(b, b.panels[t], pair.s);
         leave_terms(near + lane, 4, argument.x, lane < n);
         __syncwarp();
         series_of_pairs(near, de_q + t * terms, ld, n, terms);
@@ -383,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
             }
         }
         move_on(share.warps);
-        if (t == n_types) break;
+        if (t == n_panels) break;
         n = min(many, (int)start[t + 1] - p0);
         if (lane < n) pair = pair_at(b, frame, p0 + lane, center);
         __syncwarp();

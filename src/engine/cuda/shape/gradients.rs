@@ -106,7 +106,7 @@ impl Builder<'_> {
         for (n, view) in views[..n_nets].iter_mut().enumerate() {
             view.source = e.partial + 8 * (n * e.net_size as usize) as u64;
             view.stride = (n_nets * e.net_size as usize) as u64;
-            view.n_pieces = e.chunks;
+            view.n_pieces = 1;
         }
         let mut next = views[n_nets..].iter_mut();
         let hidden = self.hidden();

@@ -1,0 +1,236 @@
+//! The features Q of a block of atoms, cut into the panels of a plan.
+//!
+//! Q of a block stands panel after panel, `[n_panels, n, 4, K]`, so that what belongs to a panel lies together. Most atoms have no
+//! neighbour in some panels, and atoms of one type miss about the same ones: what no atom of a block has is left out of the
+//! products.
+
+use super::batch::{Batch, Segment};
+use super::chebyshev::Plan;
+use super::dense::{Accumulate, Strided, product};
+use super::frame::rows_of;
+use super::pairs::{self, Scale};
+use super::pool::Parts;
+use super::real::Real;
+use super::scratch::scratch;
+use super::walk::Terms;
+use std::ops::Range;
+
+/// A plan as the kernels read it, and how it cuts the pairs of a batch.
+#[derive(Default)]
+pub struct Cut<T> {
+    /// `[n_panels]`
+    scales: Vec<Scale<T>>,
+    /// `[n_types, n_panels]` squares of distances for each centre type.
+    cuts: Vec<T>,
+    /// `[rows, n_panels]` where the pairs of a panel end.
+    ends: Vec<u32>,
+    /// `[n_blocks, n_panels]` whether any atom of a block has a neighbour, or an empty slot, in a panel.
+    active: Vec<bool>,
+}
+
+impl<T: Real> Cut<T> {
+    /// Makes room for a batch.
+    pub fn resize(&mut self, batch: &Batch<T>) {
+        let Some(plan) = batch.plan else { return };
+        let n_panels = plan.panels().len();
+        self.scales.clear();
+        self.scales.extend((0..n_panels).map(|p| plan.scale(p)));
+        self.cuts.clear();
+        for center in 0..batch.model.n_types() {
+            self.cuts.extend(plan.cuts(center).iter().map(|&r2| T::from_f64(r2)));
+        }
+        let rows = batch.layout.group_rows[batch.layout.group_rows.len() - 1];
+        self.ends.resize(rows * n_panels, 0);
+        self.active.resize(batch.layout.blocks.len() * n_panels, false);
+    }
+
+    /// The parts of it that tasks write.
+    pub fn parts(&mut self) -> CutParts<'_, T> {
+        let Cut { scales, cuts, ends, active } = self;
+        CutParts { scales, cuts, ends: Parts::new(ends), active: Parts::new(active) }
+    }
+
+    /// Block number `b` of the batch after it was cut.
+    pub fn block<'a>(&'a self, batch: &'a Batch<'a, T>, b: usize, plan: &'a Plan) -> CutBlock<'a, T> {
+        let (block, n) = (&batch.layout.blocks[b], plan.panels().len());
+        let ends = &self.ends[block.row * n..(block.row + block.n) * n];
+        CutBlock { batch, block, plan, scales: &self.scales, ends, active: self.active(b, n) }
+    }
+
+    /// Which panels the atoms of a block have.
+    pub fn active(&self, b: usize, n_panels: usize) -> &[bool] {
+        &self.active[b * n_panels..(b + 1) * n_panels]
+    }
+}
+
+/// See [`Cut::parts`].
+pub struct CutParts<'a, T> {
+    scales: &'a [Scale<T>],
+    cuts: &'a [T],
+    ends: Parts<u32>,
+    active: Parts<bool>,
+}
+
+impl<T: Real> CutParts<'_, T> {
+    /// Cuts the pairs of a block.
+    ///
+    /// # Safety
+    /// No two calls for one block at the same time.
+    pub unsafe fn cut<'a>(&'a self, batch: &'a Batch<'a, T>, b: usize, plan: &'a Plan) -> CutBlock<'a, T> {
+        let (block, n, n_types) = (&batch.layout.blocks[b], plan.panels().len(), batch.model.n_types());
+        // SAFETY: a block has rows of its own; the caller's promise.
+        let (ends, active) =
+            unsafe { (self.ends.part(block.row * n, block.n * n), self.active.part(b * n, n)) };
+        active.fill(false);
+        let frame = batch.frames[block.frame];
+        let cuts = &self.cuts[block.center * n..(block.center + 1) * n];
+        for (k, ends) in ends.chunks_exact_mut(n).enumerate() {
+            let r = block.local + k;
+            frame.cut(ends, plan, cuts, r, n_types);
+            for (panel, active) in active.iter_mut().enumerate() {
+                *active |= !frame.pairs_in(ends, plan, panel, r, n_types).is_empty();
+            }
+            for t in (0..n_types).filter(|&t| frame.padding[r * n_types + t] > 0) {
+                active[plan.empty_panel(block.center, t)] = true;
+            }
+        }
+        CutBlock { batch, block, plan, scales: self.scales, ends, active }
+    }
+}
+
+/// A block of atoms whose pairs are cut into panels.
+pub struct CutBlock<'a, T> {
+    batch: &'a Batch<'a, T>,
+    block: &'a Segment,
+    plan: &'a Plan,
+    scales: &'a [Scale<T>],
+    /// `[n, n_panels]`
+    ends: &'a [u32],
+    /// `[n_panels]`
+    active: &'a [bool],
+}
+
+impl<T: Real> CutBlock<'_, T> {
+    /// Panels that any atom of the block has.
+    fn panels(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.active.len()).filter(|&p| self.active[p])
+    }
+
+    /// What Q of the block has of one panel: `[n, 4, K]`.
+    fn place(&self, panel: usize) -> Range<usize> {
+        let size = 4 * self.block.n * self.plan.terms;
+        panel * size..(panel + 1) * size
+    }
+
+    /// Calls `work` with each row, panel and its pairs, for the panels that any atom of the block has.
+    fn each_panel(&self, mut work: impl FnMut(usize, usize, Range<usize>)) {
+        let (frame, n_types) = (self.batch.frames[self.block.frame], self.batch.model.n_types());
+        for (k, ends) in self.ends.chunks_exact(self.active.len()).enumerate() {
+            for panel in self.panels() {
+                work(k, panel, frame.pairs_in(ends, self.plan, panel, self.block.local + k, n_types));
+            }
+        }
+    }
+
+    /// Q of the rows of the block.
+    pub fn features(&self, q: &mut [T]) {
+        let (model, terms) = (self.batch.model, self.plan.terms);
+        let (frame, rows) = (self.batch.frames[self.block.frame], rows_of(model, self.block.center));
+        let (n_types, center) = (model.n_types(), self.block.center);
+        let mut walk = Terms::default();
+        self.each_panel(|k, panel, pairs| {
+            let out = &mut q[self.place(panel).start + 4 * k * terms..];
+            let (start, n) = (pairs.start, pairs.len());
+            pairs::features(out, &mut walk, terms, terms, &frame.d, &rows, start, n, self.scales[panel]);
+        });
+        scratch(terms, |empty: &mut [T]| {
+            for t in 0..n_types {
+                let place = self.place(self.plan.empty_panel(center, t)).start;
+                self.plan.empty_slot(empty, model, center, t);
+                for k in 0..self.block.n {
+                    let padding = frame.padding[(self.block.local + k) * n_types + t];
+                    if padding > 0 {
+                        let padding = T::from_f64(f64::from(padding));
+                        let out = &mut q[place + 4 * k * terms..];
+                        out.iter_mut().zip(&*empty).for_each(|(out, &x)| *out += padding * x);
+                    }
+                }
+            }
+        });
+    }
+
+    /// The change of Q along `d_dot` of the block's pairs.
+    pub fn features_tangent(&self, q_dot: &mut [T], d_dot: [&[T]; 3]) {
+        let terms = self.plan.terms;
+        let frame = self.batch.frames[self.block.frame];
+        let rows = rows_of(self.batch.model, self.block.center);
+        let first = self.batch.pairs(self.block).start;
+        let mut walk = Terms::default();
+        self.each_panel(|k, panel, pairs| {
+            pairs::features_tangent(
+                &mut q_dot[self.place(panel).start + 4 * k * terms..],
+                &mut walk,
+                terms,
+                terms,
+                &frame.d,
+                &rows,
+                d_dot,
+                first,
+                pairs.start,
+                pairs.len(),
+                self.scales[panel],
+            );
+        });
+    }
+
+    /// `A = Q C`, overwritten; also of their tangents.
+    pub fn contract(&self, a: &mut [T], q: &[T], c: &[T]) {
+        let (m1, terms) = (self.batch.model.n_embed(), self.plan.terms);
+        let mut accumulate = Accumulate::Overwrite;
+        for panel in self.panels() {
+            let q = Strided { data: &q[self.place(panel)], row: terms, col: 1 };
+            let c = &c[panel * terms * m1..];
+            product(a, m1, accumulate, q, c, m1, 4 * self.block.n, m1, terms);
+            accumulate = Accumulate::Add;
+        }
+        if accumulate == Accumulate::Overwrite {
+            a.fill(T::ZERO);
+        }
+    }
+
+    /// Adds to `[terms, M1]` of a panel's dL/dC, from `term` on, what the block brings: `Q^T` times an adjoint of A.
+    pub fn gradient_add(&self, dl_c: &mut [T], q: &[T], adjoint: &[T], panel: usize, term: usize) {
+        let m1 = self.batch.model.n_embed();
+        let q = Strided { data: &q[self.place(panel)][term..], row: 1, col: self.plan.terms };
+        product(dl_c, m1, Accumulate::Add, q, adjoint, m1, dl_c.len() / m1, m1, 4 * self.block.n);
+    }
+
+    /// dE/dd of the pairs of the block: dE/dQ = dE/dA C^T, then one walk over the pairs. `c_t` has C^T of each panel.
+    pub fn forces(&self, de_d: &mut [&mut [T]; 3], de_a: &[T], c_t: &[T]) {
+        let (m1, terms) = (self.batch.model.n_embed(), self.plan.terms);
+        let n = self.block.n;
+        let frame = self.batch.frames[self.block.frame];
+        let rows = rows_of(self.batch.model, self.block.center);
+        let first = self.batch.pairs(self.block).start;
+        let a = Strided { data: de_a, row: m1, col: 1 };
+        scratch(n * 4 * self.plan.columns() + 8 * terms, |buffers: &mut [T]| {
+            let (de_q, series) = buffers.split_at_mut(n * 4 * self.plan.columns());
+            for panel in self.panels() {
+                let out = &mut de_q[self.place(panel)];
+                let c_t = &c_t[panel * terms * m1..];
+                product(out, terms, Accumulate::Overwrite, a, c_t, terms, 4 * n, terms, m1);
+            }
+            self.each_panel(|k, panel, pairs| {
+                if pairs.is_empty() {
+                    return;
+                }
+                let own = pairs.start - first..pairs.end - first;
+                let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
+                let de_q = &de_q[self.place(panel).start + 4 * k * terms..];
+                pairs::with_derivatives(series, de_q, terms, terms);
+                let (start, n) = (pairs.start, pairs.len());
+                pairs::forces(part, series, terms, &frame.d, &rows, start, n, self.scales[panel]);
+            });
+        });
+    }
+}
