@@ -56,6 +56,11 @@ const NAMES: &[(&str, Activation)] = &[
 const DEFAULT_THRESHOLD: f64 = 3.0;
 
 impl Activation {
+    /// Whether all derivatives are continuous.
+    pub fn is_smooth(self) -> bool {
+        !matches!(self.function(), Activation::Relu | Activation::Relu6 | Activation::Silut { .. })
+    }
+
     /// Reads a name as it stands in inputs and model files: `tanh`, `gelu_tf`, `silut:3.0`. Case does not matter.
     pub fn parse(name: &str) -> Result<Activation> {
         let lower = name.trim().to_ascii_lowercase();

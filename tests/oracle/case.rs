@@ -58,6 +58,8 @@ pub struct Case {
     /// The system whose frames were predicted; the case does not say which it was.
     predicted: Option<Source>,
     min_distance: f64,
+    /// The embedding nets' parameters are those of the seed times this.
+    steepness: f64,
 }
 
 /// A system, and the boundary that the reference values were made with.
@@ -204,6 +206,10 @@ impl Case {
             systems: HashMap::new(),
             predicted: None,
             min_distance: 0.0,
+            steepness: match std::fs::read_to_string(folder.join("steepness")) {
+                Ok(text) => text.trim().parse().map_err(|e| err!("steepness: {e}"))?,
+                Err(_) => 1.0,
+            },
         };
         case.find_predicted(&names, data, &wants)?;
         for name in names {
@@ -312,6 +318,9 @@ impl Case {
         let n_loaders = self.n_validation.unwrap_or(systems.len());
         let mut generator = global_generator(self.input.training.seed, n_loaders);
         let params = Dp::new(options.clone(), Default::default()).initial_params(&mut generator);
+        let mut params = params;
+        let nets = self.model.fitting_params().start;
+        params[..nets].iter_mut().for_each(|p| *p *= self.steepness);
         for view in self.model.table.views() {
             let (got, want) = (&params[view.range()], &self.params[view.range()]);
             worst.add("initial", deviation(got, want), self.tolerances().initial);

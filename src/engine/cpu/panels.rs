@@ -51,7 +51,9 @@ impl Wanted<'_> {
     pub fn choose(&self, pool: &Pool, outgrown: Option<&Plan>) -> Option<Plan> {
         let whole = self.whole(pool, outgrown.map_or(0, |plan| plan.terms));
         // A short series for each net is cheaper than any panels could be.
-        if whole.as_ref().is_some_and(|plan| plan.terms <= TERMS[0]) {
+        // And panels would come to end at the kinks of a net that has some, which no tail then shows.
+        let is_short = whole.as_ref().is_some_and(|plan| plan.terms <= TERMS[0]);
+        if is_short || !self.model.descriptor().activation.is_smooth() {
             return whole;
         }
         let panels = self.panels(pool, RESERVE * self.tolerance);

@@ -8,6 +8,7 @@ replaced by one that notes what it does. Boundaries are those of the data: a sys
   grad0.npz          d loss / d parameter at step 0, before any clipping
   trace.json         system, frames, learning rate, loss and errors of each step
   final_predict.npz  the prediction after the last step
+  steepness          where there is one, the embedding nets' parameters are those of the seed times this number
   like               in place of initial.dp and predict.npz: the case that has the same two
 """
 
@@ -50,6 +51,10 @@ CASES = {
     # Nets that no series describes.
     "two_side_relu": dict(descriptor=dict(type_one_side=False, resnet_dt=True, activation_function="relu")),
     "relu6_float32": dict(descriptor=dict(activation_function="relu6", precision="float32"), fitting=dict(precision="float32")),
+    # Embedding nets as steep as training makes them: series on several panels.
+    "steep_one_side": dict(steepness=6.0, descriptor=dict(neuron=[4, 8])),
+    "steep_two_side": dict(steepness=8.0, descriptor=dict(type_one_side=False, resnet_dt=True)),
+    "steep_float32": dict(steepness=5.0, **both(precision="float32")),
     "small_sel": dict(descriptor=dict(sel=[3, 4])),
     "open_boundaries": dict(systems=["open"], loss=dict(start_pref_v=0, limit_pref_v=0)),
     "exclude_davg_zero": dict(descriptor=dict(exclude_types=[[0, 1]], set_davg_zero=True)),
@@ -178,7 +183,7 @@ def predict(trainer, path):
     np.savez_compressed(path, frames=np.arange(len(system)), **{k: np.concatenate(v) for k, v in out.items()})
 
 
-def record(trainer, folder, config):
+def record(trainer, folder, config, steepness):
     """The training loop, with notes."""
     import torch
     from deepmd.dpmodel.utils.serialization import save_dp_model
@@ -189,6 +194,13 @@ def record(trainer, folder, config):
         os.remove(f"{folder}/like")
     with open(f"{folder}/input.json", "w") as f:
         json.dump(config, f, indent=1)
+    if steepness:
+        with open(f"{folder}/steepness", "w") as f:
+            f.write(f"{steepness}\n")
+        with torch.no_grad():
+            for name, parameter in trainer.model.named_parameters():
+                if "descriptor" in name:
+                    parameter.mul_(steepness)
     tree = {"backend": "PyTorch", "pt_version": str(torch.__version__), "model": trainer.model.serialize(),
             "model_def_script": config["model"], "@variables": {}}
     tree["model"]["preset_out_bias"] = None
@@ -233,7 +245,7 @@ def make_case(name):
     run = copy.deepcopy(config)
     if "preset_out_bias" in CASES[name]:
         run["model"]["preset_out_bias"] = CASES[name]["preset_out_bias"]
-    training.Trainer.run = lambda trainer: record(trainer, f"{HERE}/{name}", config)
+    training.Trainer.run = lambda trainer: record(trainer, f"{HERE}/{name}", config, CASES[name].get("steepness"))
     os.chdir(f"{HERE}/data")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
         json.dump(run, f)
