@@ -112,6 +112,7 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
     int each = min(PAIRS, 2 * PAIRS / warps);  // few pairs each where several warps share them
     const u32* start = frame.pair_start + (size_t)local * n_types;
     real *functions = near + 18 * PAIR_LD, *turns = functions + 4 * PAIR_LD;
+    const double* dl_force = MOVES ? b.dl_force + (size_t)f * atom_stride_of(b) * 3 : nullptr;
     real u_i[3] = {};
     bool waits = MOVES;
     for (int sweep = 0; sweep < terms; sweep += SWEEP)
@@ -134,14 +135,14 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
                 if (waits) {
                     // Frames and slots do not change in a step: what is above needs no wait.
                     after_previous();
-                    const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.order[local]) * 3;
+                    const double* at = dl_force + 3 * (size_t)frame.order[local];
                     for (int k = 0; k < 3; k++) u_i[k] = (real)at[k];
                     waits = false;
                 }
                 if (MOVES) {
                     real v[3] = {}, along = 0;
                     if (is_there) {
-                        const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.j[p]) * 3;
+                        const double* at = dl_force + 3 * (size_t)frame.j[p];
                         for (int k = 0; k < 3; k++) {
                             v[k] = u_i[k] - (real)at[k];
                             if (b.wants_virial) {
@@ -272,7 +273,7 @@ __device__ __forceinline__ int center_of_row(const Batch& b, int row) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features_tangent(const __grid_constant__ Batch b, int each) {
     Share share(each);
     int row = share.row;
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     int f = b.row_frame[row];
     const Frame frame = b.frames[b.turn->slots[f]];
     real *sums, *near = feature_memory(share, sums);
@@ -331,7 +332,7 @@ __device__ __forceinline__ void series_of_pairs(real* near, const real* e, int l
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __grid_constant__ Batch b, int each) {
     Share share(each);
     int row = share.row;
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     int n_types = b.n_types, terms = b.terms, tk = n_types * terms, ld = force_ld(tk), lane = threadIdx.x % 32;
     real* near = (real*)shared_bytes + threadIdx.x / 32 * FORCE_ROWS * PAIR_LD;
     real* de_q = (real*)shared_bytes + WARPS * FORCE_ROWS * PAIR_LD + share.slot * 4 * ld;
@@ -339,6 +340,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
     int f = b.row_frame[row], local = b.row_local[row], center = center_of_row(b, row);
     const Frame frame = b.frames[b.turn->slots[f]];
     const u32* start = frame.pair_start + (size_t)local * n_types;
+    real* de_d = b.de_d + (size_t)f * pair_stride_of(b) * 3;
     // The warps of the row take `many` pairs of one type in turn.
     int many = max(16, PAIRS / share.warps), t = 0, p0 = start[0];
     auto move_on = [&](int turns) {
@@ -374,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
             real de_s = value[0] + argument.slope * turn;
             real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
             real radial = pair.s_slope * de_s + pair.q_slope * along;
-            real* out = b.de_d + ((size_t)f * b.pair_stride + p0 + lane) * 3;
+            real* out = de_d + 3 * (size_t)(p0 + lane);
             for (int k = 0; k < 3; k++) {
                 real de = pair.q * value[k + 1] + radial * d[k];
                 out[k] = de;

@@ -5,8 +5,9 @@ struct Columns {
     const real *dl_z, *dl_y, *f, *d, *de_y, *z_dot;
     const real *x, *x_dot, *dl_e;  // output layer: x not null
     double *b, *t;                 // [chunks, stride] pieces; null: not wanted
-    int rows, cols, ld, ld_de_y, rows_each, first_block, activation, unused;
+    int rows, cols, ld, ld_de_y, rows_each, first_block, activation, chunks;
     u64 stride;
+    const u32* extent;             // not null: where the rows begin and end in the batch of this step, in so many chunks
 };
 
 // One matrix or vector of the parameters.
@@ -25,13 +26,24 @@ static_assert(sizeof(View) == VIEW_BYTES, "View differs from layout.rs");
 // Elements of a view that one block works on.
 #define PER_BLOCK 512
 
+// Finds the rows of a type in the batch of this step. Arrays with values and tangents have twice the rows before them.
+__device__ __forceinline__ void place_columns(Columns& c) {
+    size_t before = c.extent[0];
+    c.rows = c.extent[1] - c.extent[0], c.rows_each = (c.rows + c.chunks - 1) / c.chunks;
+    if (c.x) c.x += 2 * before * c.ld, c.x_dot += (2 * before + c.rows) * c.ld, c.dl_e += before;
+    if (c.dl_z) c.dl_z += 2 * before * c.ld, c.dl_y += before * c.ld, c.f += before * c.ld;
+    if (c.dl_z) c.z_dot += before * c.ld, c.de_y += before * c.ld_de_y;
+    if (c.d) c.d += before * c.ld;
+}
+
 extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tasks, int n_tasks) {
     int which = 0;
     while (which + 1 < n_tasks && (int)blockIdx.x >= tasks[which + 1].first_block) which++;
-    const Columns c = tasks[which];
+    Columns c = tasks[which];
     int chunk = blockIdx.x - c.first_block;
-    int first = chunk * c.rows_each, end = min(c.rows, first + c.rows_each);
     after_previous();
+    if (c.extent) place_columns(c);
+    int first = chunk * c.rows_each, end = min(c.rows, first + c.rows_each);
     for (int o = threadIdx.x; o < c.cols; o += blockDim.x) {
         double b = 0, t = 0;
         if (c.x) {
