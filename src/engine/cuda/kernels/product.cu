@@ -38,14 +38,15 @@ struct Task {
     int dz_n;                  // dz begins at twice the first, and so many times the rows
 };
 
-// A product of the batch of this step: its size, and the rows that stand before its own.
-struct Span { int m, k, a, b, c, dz; };
-
-__device__ __forceinline__ Span span_at(const Task& t, bool along_k, int first, int n) {
-    int size = t.times * n;
-    return {along_k ? t.m : size, along_k ? size : t.k, t.a_first * first + t.a_n * n, t.b_first * first,
-            t.c_first * first, 2 * first + t.dz_n * n};
-}
+// A product of the batch of this step: its size, and the rows of its group. Where no extent says them, first and n are zero.
+struct Span {
+    int m, k, first, n;
+    // Rows that stand before its own in A (and y), in B, in what has rows of C, and in dz.
+    __device__ __forceinline__ int a(const Task& t) const { return t.a_first * first + t.a_n * n; }
+    __device__ __forceinline__ int b(const Task& t) const { return t.b_first * first; }
+    __device__ __forceinline__ int c(const Task& t) const { return t.c_first * first; }
+    __device__ __forceinline__ int dz(const Task& t) const { return 2 * first + t.dz_n * n; }
+};
 
 #define MAX_TASKS 8
 
@@ -145,10 +146,10 @@ template <int KIND> __device__ __forceinline__ Pack brought(const Task& t, int r
 struct Inputs { Pack shortcut, kept, kept_2, de_y, z_dot; };
 
 template <int KIND> __device__ __forceinline__ void fetch(Inputs& in, const Task& t, const Span& span, int row, int col) {
-    size_t at = (size_t)(row + span.c) * t.ldc + col;
+    size_t at = (size_t)(row + span.c(t)) * t.ldc + col;
     if (KIND == STORE || KIND == PARTIAL) return;
     if (t.folds) {
-        in.shortcut = brought<KIND>(t, row + (KIND == FORWARD || KIND == TANGENT ? span.a : span.c), col);
+        in.shortcut = brought<KIND>(t, row + (KIND == FORWARD || KIND == TANGENT ? span.a(t) : span.c(t)), col);
     } else {
 #pragma unroll
         for (int v = 0; v < VEC; v++) in.shortcut.x[v] = real(0);
@@ -158,7 +159,7 @@ template <int KIND> __device__ __forceinline__ void fetch(Inputs& in, const Task
         in.kept = pack_at((t.activation == TANH ? t.f : t.d) + at);
         if (KIND != BACKWARD_E && t.activation != TANH) in.kept_2 = pack_at(t.dd + at);
         if (KIND == BACKWARD_L) {
-            in.de_y = pack_at(t.de_y + (size_t)(row + span.c) * t.ld_de_y + col);
+            in.de_y = pack_at(t.de_y + (size_t)(row + span.c(t)) * t.ld_de_y + col);
             in.z_dot = pack_at(t.z_dot + at);
         }
     }
@@ -189,7 +190,7 @@ __device__ __forceinline__ Jet<real> kept_jet(const Task& t, const Inputs& in, i
 template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, const Span& span, const Inputs& in,
                                                                  const Constants& of, int row, int col, Pack value) {
     const Pack &idt = of.idt, &bias = of.bias, &w_out = of.w_out;
-    size_t at = (size_t)(row + span.c) * t.ldc + col, at_dz = (size_t)(row + span.dz) * t.ldc + col;
+    size_t at = (size_t)(row + span.c(t)) * t.ldc + col, at_dz = (size_t)(row + span.dz(t)) * t.ldc + col;
     Pack y, dz;
     if (KIND == FORWARD) {
         Pack f, d, dd;
@@ -201,7 +202,7 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
         }
         put(t.f + at, f);
         if (t.activation != TANH) put(t.d + at, d), put(t.dd + at, dd);
-        put(t.y + (size_t)(row + span.a) * t.ldy + col, y);
+        put(t.y + (size_t)(row + span.a(t)) * t.ldy + col, y);
         if (t.w_out) {
 #pragma unroll
             for (int v = 0; v < VEC; v++) dz.x[v] = w_out.x[v] * d.x[v] * idt.x[v];
@@ -210,7 +211,7 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
     }
     if (KIND == TANGENT) {
         Pack dl_y;
-        real dl_e = t.w_out ? t.dl_e[row + span.c] : real(0);
+        real dl_e = t.w_out ? t.dl_e[row + span.c(t)] : real(0);
 #pragma unroll
         for (int v = 0; v < VEC; v++) {
             Jet<real> j = kept_jet(t, in, v);
@@ -221,7 +222,7 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
             }
         }
         put(t.z_dot + at, value);
-        put(t.y + (size_t)(row + span.a) * t.ldy + col, y);
+        put(t.y + (size_t)(row + span.a(t)) * t.ldy + col, y);
         if (t.w_out) put(t.dl_y + at, dl_y), put(t.dz + at_dz, dz);
     }
     if (KIND == BACKWARD_E || KIND == BACKWARD_L) {
@@ -244,7 +245,7 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
 template <int KIND> __device__ __forceinline__ void finish(const Task& t, const Span& span, const Inputs& in,
                                                            const Constants& of, int split_index, int row, int col,
                                                            Pack value) {
-    size_t at = (size_t)(row + span.c) * t.ldc + col;
+    size_t at = (size_t)(row + span.c(t)) * t.ldc + col;
     if constexpr (KIND == STORE || KIND == PARTIAL) put(t.c + (KIND == STORE ? 0 : split_index * t.split_stride) + at, value);
     else finish_layer<KIND>(t, span, in, of, row, col, value);
 }
@@ -398,9 +399,9 @@ struct Tile {
         int steps = k1 > k0 ? (k1 - k0 + BK - 1) / BK : 0;
         ALoader load_a;
         BLoader load_b;
-        const real* const* rows = GATHER ? t.rows + span.a : nullptr;
+        const real* const* rows = GATHER ? t.rows + span.a(t) : nullptr;
         int lda = t.lda, ldb = t.ldb;
-        if (steps) load_b.start(t.b + (size_t)span.b * ldb, nullptr, ldb, col0, t.n, k0, k1);
+        if (steps) load_b.start(t.b + (size_t)span.b(t) * ldb, nullptr, ldb, col0, t.n, k0, k1);
         // Warps wait for copies and for free room, never for each other: a stage is full when the copies of all threads
         // are there, and empty when all warps have read it.
         __shared__ u64 full[STAGES], empty[STAGES];
@@ -436,7 +437,7 @@ struct Tile {
         if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Constants>(early, t, span, first_pack, end_pack, row0, col0);
         after_previous();
         if (A_T) load_first(first_b);
-        if (steps) load_a.start(GATHER ? nullptr : t.a + (size_t)span.a * lda, rows, lda, row0, span.m, k0, k1);
+        if (steps) load_a.start(GATHER ? nullptr : t.a + (size_t)span.a(t) * lda, rows, lda, row0, span.m, k0, k1);
         load_first([&](real* at, int k) {
             load_a.template load<false>(at, rows, lda, k, k1, row0);
             phase_arrive_copied(full + write);
@@ -506,10 +507,10 @@ struct Tile {
         if (A_T || !p.tasks[0].extent) {
             while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;
             const Task& t = p.tasks[which];
-            first_tile = t.first_tile, span = {t.m, t.k, 0, 0, 0, 0};
+            first_tile = t.first_tile, span = {t.m, t.k, 0, 0};
             if (A_T && t.extent) {
-                int first = __ldcg(t.extent);
-                span = span_at(t, true, first, __ldcg(t.extent + 1) - first);
+                span.first = __ldcg(t.extent), span.n = __ldcg(t.extent + 1) - span.first;
+                span.k = t.times * span.n;
             }
             return true;
         }
@@ -526,7 +527,7 @@ struct Tile {
             const Task& t = p.tasks[i];
             int count = t.tiles_n * ((t.times * n[i] + BM - 1) / BM) * t.splits;
             if (tile < first_tile + count) {
-                which = i, span = span_at(t, false, first[i], n[i]);
+                which = i, span = {t.times * n[i], t.k, first[i], n[i]};
                 return true;
             }
             first_tile += count;

@@ -26,24 +26,20 @@ static_assert(sizeof(View) == VIEW_BYTES, "View differs from layout.rs");
 // Elements of a view that one block works on.
 #define PER_BLOCK 512
 
-// Finds the rows of a type in the batch of this step. Arrays with values and tangents have twice the rows before them.
-__device__ __forceinline__ void place_columns(Columns& c) {
-    size_t before = c.extent[0];
-    c.rows = c.extent[1] - c.extent[0], c.rows_each = (c.rows + c.chunks - 1) / c.chunks;
-    if (c.x) c.x += 2 * before * c.ld, c.x_dot += (2 * before + c.rows) * c.ld, c.dl_e += before;
-    if (c.dl_z) c.dl_z += 2 * before * c.ld, c.dl_y += before * c.ld, c.f += before * c.ld;
-    if (c.dl_z) c.z_dot += before * c.ld, c.de_y += before * c.ld_de_y;
-    if (c.d) c.d += before * c.ld;
-}
-
 extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tasks, int n_tasks) {
     int which = 0;
     while (which + 1 < n_tasks && (int)blockIdx.x >= tasks[which + 1].first_block) which++;
-    Columns c = tasks[which];
-    int chunk = blockIdx.x - c.first_block;
+    const Columns c = tasks[which];
+    int chunk = blockIdx.x - c.first_block, rows = c.rows, rows_each = c.rows_each, before = 0;
     after_previous();
-    if (c.extent) place_columns(c);
-    int first = chunk * c.rows_each, end = min(c.rows, first + c.rows_each);
+    size_t x_dot = 0;  // behind the values
+    if (c.extent) {
+        before = c.extent[0], rows = c.extent[1] - before;
+        rows_each = (rows + c.chunks - 1) / c.chunks, x_dot = (size_t)rows * c.ld;
+    }
+    // Arrays of values and tangents have twice the rows before them.
+    int first = before + chunk * rows_each, end = min(before + rows, first + rows_each);
+    size_t twice = (size_t)before * c.ld;
     for (int o = threadIdx.x; o < c.cols; o += blockDim.x) {
         double b = 0, t = 0;
         if (c.x) {
@@ -51,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tas
 #pragma unroll 4
             for (int r = first; r < end; r++) {
                 size_t at = (size_t)r * c.ld + o;
-                t += (double)c.dl_e[r] * (double)c.x[at] + (double)c.x_dot[at];
+                t += (double)c.dl_e[r] * (double)c.x[twice + at] + (double)c.x_dot[twice + x_dot + at];
                 b += (double)c.dl_e[r];
             }
             c.t[chunk * c.stride + o] = t;
@@ -61,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tas
 #pragma unroll 4
         for (int r = first; r < end; r++) {
             size_t at = (size_t)r * c.ld + o;
-            b += (double)c.dl_z[at];
+            b += (double)c.dl_z[twice + at];
             if (c.t) {
                 real f = c.f[at], d = c.activation == TANH ? real(1) - f * f : c.d[at];
                 t += (double)(c.dl_y[at] * f + c.de_y[(size_t)r * c.ld_de_y + o] * d * c.z_dot[at]);
