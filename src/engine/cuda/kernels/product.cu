@@ -405,6 +405,9 @@ struct Tile {
         // Warps wait for copies and for free room, never for each other: a stage is full when the copies of all threads
         // are there, and empty when all warps have read it.
         __shared__ u64 full[STAGES], empty[STAGES];
+        // The end of the product finds its place here; registers are for the sums.
+        __shared__ Span kept;
+        if (threadIdx.x == 0) kept = span;
         if (threadIdx.x < STAGES) {
             phase_init(full + threadIdx.x, THREADS);
             phase_init(empty + threadIdx.x, THREADS / 32);
@@ -472,32 +475,35 @@ struct Tile {
             team_arrive();
             team_wait();
             int i = first_pack + threadIdx.x, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
-            bool is_there = i < end_pack && row < span.m && col < t.n;
+            bool is_there = i < end_pack && row < kept.m && col < t.n;
             Pack sum;
             if (is_there) sum = added_of_team(shared, i, t.splits);
             // Nobody leaves, or uses its memory again, before all have read it.
             team_arrive();
-            if (is_there && t.kind == FORWARD) finish<FORWARD>(t, span, early.in[0], early.of[0], 0, row, col, sum);
-            if (is_there && t.kind == TANGENT) finish<TANGENT>(t, span, early.in[0], early.of[0], 0, row, col, sum);
+            if (is_there && t.kind == FORWARD) finish<FORWARD>(t, kept, early.in[0], early.of[0], 0, row, col, sum);
+            if (is_there && t.kind == TANGENT) finish<TANGENT>(t, kept, early.in[0], early.of[0], 0, row, col, sum);
             team_wait();
             return;
         }
         bool added_up = t.splits > 1 && t.kind != PARTIAL;
-        if (added_up && !add_pieces(shared, p, t, first_tile + local, split_index, n_tiles)) return;
+        if (added_up) {
+            int stride = t.tiles_n * ((kept.m + BM - 1) / BM);
+            if (!add_pieces(shared, p, t, blockIdx.x - split_index * stride, split_index, stride)) return;
+        }
         int copies = added_up ? 1 : WK;
         // Which kinds there are follows from the operands.
         if (A_T) {
-            if (t.kind == PARTIAL) finish_tile<PARTIAL>(t, span, early, shared, copies, split_index, row0, col0);
-            else finish_tile<STORE>(t, span, early, shared, copies, split_index, row0, col0);
+            if (t.kind == PARTIAL) finish_tile<PARTIAL>(t, kept, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, kept, early, shared, copies, split_index, row0, col0);
         } else if (B_T) {
-            if (t.kind == BACKWARD_E) finish_tile<BACKWARD_E>(t, span, early, shared, copies, split_index, row0, col0);
-            else if (t.kind == BACKWARD_L) finish_tile<BACKWARD_L>(t, span, early, shared, copies, split_index, row0, col0);
-            else finish_tile<STORE>(t, span, early, shared, copies, split_index, row0, col0);
+            if (t.kind == BACKWARD_E) finish_tile<BACKWARD_E>(t, kept, early, shared, copies, split_index, row0, col0);
+            else if (t.kind == BACKWARD_L) finish_tile<BACKWARD_L>(t, kept, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, kept, early, shared, copies, split_index, row0, col0);
         } else {
-            if (!GATHER && t.kind == FORWARD) finish_tile<FORWARD>(t, span, early, shared, copies, split_index, row0, col0);
+            if (!GATHER && t.kind == FORWARD) finish_tile<FORWARD>(t, kept, early, shared, copies, split_index, row0, col0);
             else if (!GATHER && t.kind == TANGENT)
-                finish_tile<TANGENT>(t, span, early, shared, copies, split_index, row0, col0);
-            else finish_tile<STORE>(t, span, early, shared, copies, split_index, row0, col0);
+                finish_tile<TANGENT>(t, kept, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, kept, early, shared, copies, split_index, row0, col0);
         }
     }
 
@@ -550,9 +556,10 @@ struct Tile {
 
     // Reads what several packs need before the first of them is written.
     template <int KIND>
-    static __device__ __forceinline__ void finish_tile(const Task& task, const Span& span, const Early& early,
+    static __device__ __forceinline__ void finish_tile(const Task& task, const Span& where, const Early& early,
                                                        const real* shared, int copies, int split_index, int row0, int col0) {
         const Task t = task;
+        const Span span = where;
         constexpr int TOGETHER = EARLY ? EARLY : KIND == BACKWARD_L ? 2 : 4;
 #pragma unroll 1
         for (int first = threadIdx.x; first < PACKS; first += TOGETHER * THREADS) {
