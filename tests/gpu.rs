@@ -6,7 +6,7 @@
 mod common;
 
 use common::place::{LONG, Place as JobPlace, my_turn, said, succeed};
-use common::{Ended, Place, can_run_kernels, small_input, stand_ins};
+use common::{ATOMS, Ended, Place, can_run_kernels, npy_of, small_input, stand_ins};
 use phalanx::checkpoint;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -194,24 +194,60 @@ fn kernels_that_run_on_the_cpu_train_as_the_cpu_engine_does() {
     let place = Place::with_data();
     place.input("input.json", &small_input(5, 1));
     let Some(folder) = fake(&place, &BOTH) else { return };
-    let curve = || {
-        let text = std::fs::read_to_string(place.path("lcurve.out")).unwrap();
-        let numbers =
-            |line: &str| line.split_whitespace().map(|x| x.parse::<f64>().unwrap()).collect::<Vec<_>>();
-        text.lines().filter(|line| !line.starts_with('#')).map(numbers).collect::<Vec<_>>()
-    };
     let path = std::env::var("PATH").unwrap_or_default();
     let on_gpu = [("FAKE_CUDA_RUNS", "1"), ("PATH", path.as_str())];
     let ended = dp(&place, &folder, "train input.json --device cuda", &on_gpu).succeeds();
     assert!(ended.stderr.contains("Fake GPU"), "{}", ended.stderr);
-    let emulated = curve();
-    dp(&place, &folder, "train input.json --device cpu", &[]).succeeds();
-    let cpu = curve();
+    same_as_on_the_cpu(&place, &folder);
+}
+
+/// The learning curve.
+fn curve(place: &Place) -> Vec<Vec<f64>> {
+    let numbers = |line: &str| line.split_whitespace().map(|x| x.parse::<f64>().unwrap()).collect::<Vec<_>>();
+    place.text("lcurve.out").lines().filter(|line| !line.starts_with('#')).map(numbers).collect()
+}
+
+/// Compares the learning curve of a run with that of the CPU, in as many digits as it has.
+fn same_as_on_the_cpu(place: &Place, folder: &Path) {
+    let emulated = curve(place);
+    dp(place, folder, "train input.json --device cpu", &[]).succeeds();
+    let cpu = curve(place);
     assert!(emulated.len() >= 2 && emulated.len() == cpu.len(), "{emulated:?} {cpu:?}");
     for (a, b) in emulated.iter().flatten().zip(cpu.iter().flatten()) {
-        // As many digits as the learning curve has.
         assert!((a - b).abs() <= 0.011 * b.abs(), "{emulated:?} {cpu:?}");
     }
+}
+
+#[test]
+fn batches_of_which_no_two_are_alike_are_trained_by_one_recorded_step() {
+    if !can_run_kernels() {
+        return;
+    }
+    // Every frame has other types, some a virtual atom; the last batch of an epoch is smaller.
+    let place = Place::with_data();
+    let kind = |frame: usize, atom: usize| match (frame * 7 + atom * 3) % 11 {
+        0 if atom > 0 => -1i32,
+        k => i32::from(k > frame % 9),
+    };
+    let types: Vec<u8> =
+        (0..12).flat_map(|f| (0..ATOMS).map(move |a| kind(f, a))).flat_map(i32::to_le_bytes).collect();
+    place.write("train/set.000/real_atom_types.npy", npy_of("<i4", &[12, ATOMS], &types));
+    let mut input = small_input(8, 4);
+    input["training"]["training_data"]["batch_size"] = json!(5);
+    input["training"]["disp_freq"] = json!(2);
+    place.input("input.json", &input);
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    let path = std::env::var("PATH").unwrap_or_default();
+    let on_gpu = [("FAKE_CUDA_RUNS", "1"), ("PATH", path.as_str())];
+    let parameters = || checkpoint::load(&place.path("model.ckpt-8.phx")).unwrap().into_numbers();
+    dp(&place, &folder, "train input.json --device cuda", &on_gpu).succeeds();
+    let (first, shown) = (parameters(), curve(&place));
+    dp(&place, &folder, "train input.json --device cuda --restart model.ckpt-4", &on_gpu).succeeds();
+    assert_eq!(parameters(), first, "from the middle");
+    let one_by_one = [on_gpu[0], on_gpu[1], ("PHALANX_GRAPHS", "0")];
+    dp(&place, &folder, "train input.json --device cuda", &one_by_one).succeeds();
+    assert_eq!((parameters(), curve(&place)), (first, shown), "kernel by kernel");
+    same_as_on_the_cpu(&place, &folder);
 }
 
 /// Two ranks on two stand-in GPUs, joined by a stand-in NCCL.

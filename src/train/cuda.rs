@@ -1,5 +1,6 @@
 //! Learning on a GPU: parameters, frames and the whole step live there; the host replays recorded steps.
 
+mod kinds;
 mod validation;
 
 use super::feed::{Feed, FeedOptions, Placed, frame_bytes};
@@ -45,8 +46,6 @@ const LEAST_DEPTH: usize = 3;
 /// every run changes its series at the same step.
 const LOOK_EVERY: u64 = 16;
 const LOOK_AFTER: u64 = 8;
-/// Recorded steps that are kept; batches of more kinds than these are started kernel by kernel.
-const MOST_GRAPHS: usize = 64;
 /// Columns of the features for each neighbour type that the memory of frames is counted with: what trained nets need.
 const COUNTED_COLUMNS: usize = 384;
 
@@ -129,7 +128,7 @@ impl CudaLearner {
             .batch_sizes
             .iter()
             .chain(setup.data.validation.iter().flat_map(|data| &data.batch_sizes));
-        let turn_bytes = (TURN_HEADER + 4 * most.copied().max().unwrap_or(1)).next_multiple_of(64);
+        let turn_bytes = core.turn_bytes(most.copied().max().unwrap_or(1));
         let ring = Pinned::new(&device, AHEAD * turn_bytes);
         let ring = team.agree(ring)?;
         team.agree(core.make_ring(turn_bytes, AHEAD))?;
@@ -174,6 +173,10 @@ impl CudaLearner {
         let terms = Terms { loss: Some((loss.clone(), start_lr)), virial: loss.virial.is_used() };
         let capacity = frames + validation_slots(setup);
         let mut core = Core::new(device, &setup.model, setup.min_distance, capacity, terms)?;
+        if let Some(largest) = kinds::largest_of_many(setup) {
+            log::debug!("batches of many kinds: recorded steps have room for {} rows at most", largest.rows);
+            core.share_shapes(largest);
+        }
         core.set_params(&setup.params)?;
         let Some(state) = &setup.resumed else {
             core.adapt_if_needed(&setup.params)?;
@@ -258,14 +261,17 @@ impl CudaLearner {
         }
         let each = self.ring.bytes().len() / AHEAD;
         let memory = &mut self.ring.bytes_mut()[at * each..(at + 1) * each];
-        assert!(TURN_HEADER + 4 * slots.len() <= each, "room was made for the largest batch");
+        let mut bytes = TURN_HEADER + 4 * slots.len();
+        assert!(bytes <= each, "room was made for the largest batch");
         // SAFETY: a plain structure of numbers, read as bytes.
         let header = unsafe { std::slice::from_raw_parts((&raw const *turn).cast::<u8>(), TURN_HEADER) };
         memory[..TURN_HEADER].copy_from_slice(header);
-        for (to, slot) in memory[TURN_HEADER..].chunks_exact_mut(4).zip(slots) {
-            to.copy_from_slice(&slot.to_le_bytes());
+        write_words(&mut memory[TURN_HEADER..], slots);
+        if let Some((place, arranged)) = self.core.arrangement(slots) {
+            write_words(&mut memory[place..], &arranged.words);
+            bytes = place + 4 * arranged.words.len();
         }
-        self.core.send_turn(&self.ring, at, TURN_HEADER + 4 * slots.len(), &self.copied[at])
+        self.core.send_turn(&self.ring, at, bytes, &self.copied[at])
     }
 
     /// A pass that takes what was sent is started.
@@ -289,9 +295,9 @@ impl CudaLearner {
             Some(Some(graph)) => return graph.launch(),
             // The first time loads kernels, which cannot be recorded.
             None => {
-                if self.graphs.len() < MOST_GRAPHS {
-                    self.graphs.insert(key, None);
-                }
+                let core = &self.core;
+                self.graphs.retain(|(id, what), _| *what == Recorded::Update || core.keeps(*id));
+                self.graphs.insert(key, None);
                 return self.work(shape, what);
             }
             Some(None) => {}
@@ -513,6 +519,12 @@ impl Learner for CudaLearner {
                 "tails": self.tails(&status),
             }),
         })
+    }
+}
+
+fn write_words(to: &mut [u8], words: &[u32]) {
+    for (to, word) in to.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
     }
 }
 

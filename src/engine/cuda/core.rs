@@ -7,7 +7,8 @@ use super::direct::Direct;
 use super::layout::{Batch, Status, Turn};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
-use super::shape::{FrameShape, Shape, work_bytes};
+use super::rows::{Arrangement, Room};
+use super::shape::{Content, FrameShape, Shape, work_bytes};
 use super::share::{self, Share};
 use super::store::Store;
 use crate::Result;
@@ -28,6 +29,8 @@ pub const PLACES: usize = 1024;
 const BLOCKS_BESIDE: usize = 2;
 /// Threads of the host beside the one that feeds the device.
 const MOST_THREADS: usize = 8;
+/// Kinds of batches that are kept at a time.
+const MOST_SHAPES: usize = 32;
 /// Bytes before the slots of a turn.
 pub const TURN_HEADER: usize = 128;
 
@@ -81,7 +84,11 @@ pub struct Core {
     /// Which embedding nets learn.
     trained: Buffer,
     work: Option<Buffer>,
-    shapes: HashMap<u128, Arc<Shape>>,
+    /// By kind, with when they were used last.
+    shapes: HashMap<u128, (Arc<Shape>, u64)>,
+    uses: u64,
+    /// Batches of a data set in which hardly two are alike, and what the largest needs: they share shapes with room enough.
+    largest: Option<Room>,
     /// Changes whenever shapes or series do, so that what was recorded with them is not used any more.
     pub generation: u64,
     events: Events,
@@ -135,6 +142,8 @@ impl Core {
             views: Buffer::of(device, &views, "tables")?,
             work: None,
             shapes: HashMap::new(),
+            uses: 0,
+            largest: None,
             generation: 0,
             events: Events {
                 first: Event::new(device)?,
@@ -218,51 +227,121 @@ impl Core {
         self.store.put(slot, frame, nets, &self.constants)
     }
 
+    /// From now on batches share what is recorded: a batch may hold any frames, at most as many as `largest`. Which shape
+    /// serves a batch, and so every rounding, follows from the batch alone.
+    pub fn share_shapes(&mut self, largest: Room) {
+        self.forget_shapes();
+        self.largest = Some(largest);
+    }
+
+    /// Bytes of a step's numbers, of `n_frames` at most.
+    pub fn turn_bytes(&self, n_frames: usize) -> usize {
+        let arranged = Arrangement::words_of(self.model.n_types(), n_frames);
+        let tables = self.largest.map_or(0, |room| self.tables_at(room) + 4 * arranged);
+        tables.max(TURN_HEADER + 4 * n_frames).next_multiple_of(64)
+    }
+
+    /// Where the arrangement of a batch stands behind its slots.
+    fn tables_at(&self, largest: Room) -> usize {
+        (TURN_HEADER + 4 * largest.frames).next_multiple_of(8)
+    }
+
+    /// The arrangement of a batch and where it goes among the numbers of its step; nothing where its kind has it already.
+    pub fn arrangement(&self, slots: &[u32]) -> Option<(usize, Arrangement)> {
+        let frames: Vec<&FrameShape> =
+            slots.iter().map(|&slot| &self.store.facts(slot as usize).shape).collect();
+        self.largest.map(|room| (self.tables_at(room), Arrangement::of(&self.model, &frames)))
+    }
+
+    /// The room that a batch takes where it shares it with others.
+    fn room_of(&self, slots: &[u32]) -> Option<Room> {
+        let frames = slots.iter().map(|&slot| &self.store.facts(slot as usize).shape);
+        self.largest.map(|largest| Room::of(&self.model, frames).on_ladder(largest.frames))
+    }
+
     /// Tells kinds of batches apart; and whether the series describes all frames of this one.
     fn kind_of(&self, slots: &[u32]) -> (u128, bool) {
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        let room = self.room_of(slots);
+        if let Some(room) = room {
+            [room.rows, room.inputs, room.places].iter().for_each(|n| hasher.update(&n.to_le_bytes()));
+        }
         let mut by_series = self.series.is_some();
         for &slot in slots {
             let facts = self.store.facts(slot as usize);
-            hasher.update(&facts.shape_hash.to_le_bytes());
+            if room.is_none() {
+                hasher.update(&facts.shape_hash.to_le_bytes());
+            }
             by_series = by_series && self.series.as_ref().is_some_and(|s| facts.covered_by(&s.plan));
         }
         hasher.update(&[u8::from(by_series)]);
         (hasher.digest128(), by_series)
     }
 
-    /// Whether a batch of these slots has come before, so that [`Core::shape`] waits for nothing.
+    /// Whether a batch of this kind has come before, so that [`Core::shape`] waits for nothing.
     pub fn knows(&self, slots: &[u32]) -> bool {
         self.shapes.contains_key(&self.kind_of(slots).0)
+    }
+
+    /// Whether a shape is still kept.
+    pub fn keeps(&self, id: u64) -> bool {
+        self.shapes.values().any(|(shape, _)| shape.id == id)
     }
 
     /// The kind of batch that these slots make, after the frames that were put into them are there.
     pub fn shape(&mut self, slots: &[u32]) -> Result<Arc<Shape>> {
         self.store.publish()?;
         let (key, by_series) = self.kind_of(slots);
-        if let Some(known) = self.shapes.get(&key) {
+        self.uses += 1;
+        if let Some((known, used)) = self.shapes.get_mut(&key) {
+            *used = self.uses;
             return Ok(known.clone());
         }
         if !by_series {
             self.make_direct()?;
         }
-        let frames: Vec<FrameShape> =
-            slots.iter().map(|&slot| self.store.facts(slot as usize).shape.clone()).collect();
-        let bytes = work_bytes(&self.network, self.nets(by_series), &frames)?;
+        let frames: Vec<FrameShape>;
+        let content = match self.room_of(slots) {
+            Some(room) => Content::UpTo(room),
+            None => {
+                frames = slots.iter().map(|&slot| self.store.facts(slot as usize).shape.clone()).collect();
+                Content::Exactly(&frames)
+            }
+        };
+        self.make_room(by_series, content)?;
+        let Some(work) = &self.work else { unreachable!("it was made above") };
+        let nets = self.nets(by_series);
+        // A batch without a series is one of no terms.
+        let (terms, columns) = (nets.embedding.terms, nets.embedding.columns);
+        let constants = Batch { terms, columns, ..self.constants };
+        // Uses are counted on, so no two shapes have the same number.
+        let shape = Arc::new(Shape::new(&self.network, nets, content, work, constants, self.uses)?);
+        self.shapes.insert(key, (shape.clone(), self.uses));
+        Ok(shape)
+    }
+
+    /// Working memory for one more kind of batch, and a place for its shape: the one that was used longest ago leaves.
+    fn make_room(&mut self, by_series: bool, content: Content) -> Result<()> {
+        let nets = self.nets(by_series);
+        let mut bytes = work_bytes(&self.network, nets, content)?;
+        // Memory for the largest batch at once: every change of it makes all shapes anew.
+        if let Some(largest) = self.largest.filter(|_| self.work.is_none()) {
+            let whole = Content::UpTo(largest.on_ladder(largest.frames));
+            bytes = bytes.max(work_bytes(&self.network, nets, whole)?);
+        }
         if self.work.as_ref().is_none_or(|work| work.bytes() < bytes) {
             self.device.synchronize()?;
             self.forget_shapes();
             self.work = None;
             self.work = Some(Buffer::zeroed(&self.device, bytes, "a batch")?);
         }
-        let Some(work) = &self.work else { unreachable!("it was made above") };
-        let nets = self.nets(by_series);
-        // A batch without a series is one of no terms.
-        let (terms, columns) = (nets.embedding.terms, nets.embedding.columns);
-        let constants = Batch { terms, columns, ..self.constants };
-        let shape = Arc::new(Shape::new(&self.network, nets, &frames, work, constants, key as u64)?);
-        self.shapes.insert(key, shape.clone());
-        Ok(shape)
+        if self.shapes.len() >= MOST_SHAPES {
+            // Steps under way may still read its tables.
+            self.device.synchronize()?;
+            let oldest = self.shapes.iter().min_by_key(|(_, (_, used))| *used).map(|(&key, _)| key);
+            oldest.map(|key| self.shapes.remove(&key));
+        }
+        Ok(())
     }
 
     /// The series, or the nets as one of no terms.
@@ -304,7 +383,10 @@ impl Core {
         let (ring, stride, places) =
             self.ring.as_ref().map_or((0, 0, 1), |(ring, s, n)| (ring.ptr(), *s, *n));
         let counter = self.counter.ptr();
-        device.launch("begin", n.div_ceil(128), 128, 0, arguments![*b, ring, stride, places, counter])?;
+        let (tables_at, n_stacks) =
+            (self.largest.map_or(0, |room| self.tables_at(room)) as u32, shape.n_stacks as i32);
+        let arguments = arguments![*b, ring, stride, places, counter, tables_at, n_stacks];
+        device.launch("begin", n.div_ceil(128), 128, 0, arguments)?;
         match self.direct_of(shape) {
             Some(direct) => direct.describe(b)?,
             None => self.products(&shape.describe)?,
@@ -327,7 +409,7 @@ impl Core {
     /// Energies and virials of frames, and the loss.
     fn sums(&self, shape: &Shape, stream: Stream) -> Result<()> {
         let (device, b, e) = (&self.device, &shape.batch, &self.nets(self.series.is_some()).embedding);
-        device.launch_on(stream, "sum_frames", shape.n_frames, 256, 0, arguments![*b])?;
+        device.launch_on(stream, "sum_frames", shape.frame_blocks, 256, 0, arguments![*b])?;
         if self.terms.loss.is_some() {
             device.launch_on(stream, "sum_batch", 1, 256, 0, arguments![*b, *e])?;
         }
@@ -561,10 +643,13 @@ impl Core {
         done.holds(self.device.stream())
     }
 
-    /// Copies the numbers of a step and its slots, from ordinary memory.
-    pub fn set_turn(&self, turn: &Turn, slots: &[u32]) -> Result<()> {
+    /// Copies the numbers of a step of this shape and its slots, from ordinary memory.
+    pub fn set_turn(&self, shape: &Shape, turn: &Turn, slots: &[u32]) -> Result<()> {
         assert!(slots.len() <= MAX_FRAMES, "{} frames in a batch, {MAX_FRAMES} are possible", slots.len());
         self.turn.write(0, std::slice::from_ref(turn))?;
-        self.turn.write(TURN_HEADER, slots)
+        self.turn.write(TURN_HEADER, slots)?;
+        let Some((_, arranged)) = self.arrangement(slots) else { return Ok(()) };
+        let Some(work) = &self.work else { return Ok(()) };
+        work.write((shape.batch.now - work.ptr()) as usize, &arranged.words)
     }
 }

@@ -7,13 +7,14 @@ use crate::model::activation::Activation;
 use crate::model::net::{LayerShape, Shortcut};
 
 /// Names and sizes of all structures.
-pub fn sizes() -> [(&'static str, usize); 11] {
+pub fn sizes() -> [(&'static str, usize); 12] {
     [
         ("FRAME", size_of::<Frame>()),
         ("TURN", size_of::<Turn>()),
         ("STATUS", size_of::<Status>()),
         ("PANEL", size_of::<Panel>()),
         ("EMBEDDING", size_of::<Embedding>()),
+        ("COUNTS", size_of::<Counts>()),
         ("BATCH", size_of::<Batch>()),
         ("TASK", size_of::<Task>()),
         ("PRODUCTS", size_of::<Products>()),
@@ -73,9 +74,12 @@ structures! {
         scale: f64, layers: [Layer; MAX_LAYERS],
     }
 
+    /// What changes from batch to batch where one recorded step serves many of them.
+    Counts { first: i32, n_rows: i32, n_frames: i32, atom_stride: i32, pair_stride: i32, unused: i32, n_real: f64 }
+
     /// A batch.
     Batch {
-        frames: DevicePtr, turn: DevicePtr, status: DevicePtr, row_frame: DevicePtr, row_local: DevicePtr,
+        frames: DevicePtr, turn: DevicePtr, status: DevicePtr, now: DevicePtr, row_frame: DevicePtr, row_local: DevicePtr,
         row_input: DevicePtr, row_vacuum: DevicePtr, frame_rows: DevicePtr, row_dl: DevicePtr, row_de: DevicePtr, row_q: DevicePtr, q_dot: DevicePtr,
         a: DevicePtr, a_dot: DevicePtr, da: DevicePtr, de_q: DevicePtr, de_d: DevicePtr,
         x: DevicePtr, de_x: DevicePtr, dl_x: DevicePtr, y_last: DevicePtr, w_out: DevicePtr, b_out: DevicePtr,
@@ -98,7 +102,8 @@ structures! {
         dl_y: DevicePtr, de_y: DevicePtr, w_out: DevicePtr, dl_e: DevicePtr,
         threshold: f64, m: i32, n: i32, k: i32, lda: i32, ldb: i32, ldc: i32, ldy: i32, ld_shortcut: i32,
         ld_de_y: i32, folds: i32, fold: i32, activation: i32, tiles_n: i32, first_tile: i32, splits: i32, kind: i32,
-        split_stride: u64,
+        split_stride: u64, extent: DevicePtr,
+        times: i32, a_first: i32, a_n: i32, b_first: i32, c_first: i32, dz_n: i32,
     }
 
     /// Products of one launch.
@@ -108,8 +113,8 @@ structures! {
     Columns {
         dl_z: DevicePtr, dl_y: DevicePtr, f: DevicePtr, d: DevicePtr, de_y: DevicePtr, z_dot: DevicePtr,
         x: DevicePtr, x_dot: DevicePtr, dl_e: DevicePtr, b: DevicePtr, t: DevicePtr,
-        rows: i32, cols: i32, ld: i32, ld_de_y: i32, rows_each: i32, first_block: i32, activation: i32, unused: i32,
-        stride: u64,
+        rows: i32, cols: i32, ld: i32, ld_de_y: i32, rows_each: i32, first_block: i32, activation: i32, chunks: i32,
+        stride: u64, extent: DevicePtr,
     }
 
     /// One matrix or vector of the parameters.

@@ -14,7 +14,7 @@ mod record;
 pub mod layout;
 pub mod network;
 pub mod products;
-mod rows;
+pub mod rows;
 pub mod shape;
 mod share;
 pub mod staging;
@@ -87,13 +87,13 @@ impl CudaEngine {
             self.core.put(slot, frame)?;
         }
         let shape = self.core.shape(&self.slots)?;
-        self.core.set_turn(&layout::Turn { count: 1.0, ..Default::default() }, &self.slots)?;
+        self.core.set_turn(&shape, &layout::Turn { count: 1.0, ..Default::default() }, &self.slots)?;
         self.core.first_pass(&shape)?;
         self.download(out, &shape, batch)
     }
 
     fn download(&self, out: &mut Prediction, shape: &Shape, batch: &[&HostFrame]) -> Result<()> {
-        let (n, stride) = (shape.n_frames, shape.atom_stride);
+        let (n, stride) = (batch.len(), atom_stride(batch));
         let (mut energy, mut force) = (vec![0.0; n * stride], vec![0.0; 3 * n * stride]);
         let device = &self.core.device;
         let read = |from: u64, to: &mut [f64]| -> Result<()> {
@@ -134,7 +134,7 @@ impl CudaEngine {
     pub fn try_backward(&mut self, grad: &mut [f64], batch: &[&HostFrame], seeds: &Seeds) -> Result<()> {
         self.core.device.bind()?;
         let shape = self.core.shape(&self.slots)?;
-        let (b, stride) = (&shape.batch, shape.atom_stride);
+        let (b, stride) = (&shape.batch, atom_stride(batch));
         let mut first = 0;
         let device = &self.core.device;
         let write = |to: u64, from: &[f64]| -> Result<()> {
@@ -163,6 +163,11 @@ impl CudaEngine {
         self.core.reduce(&shape)?;
         self.core.network.grad.read(0, grad)
     }
+}
+
+/// Places of a frame's atoms in a batch.
+fn atom_stride(batch: &[&HostFrame]) -> usize {
+    batch.iter().map(|frame| frame.facts.shape.n_atoms).max().unwrap_or(0)
 }
 
 impl Engine for CudaEngine {

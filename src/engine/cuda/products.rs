@@ -163,11 +163,19 @@ pub struct ProductLaunch {
 
 impl ProductLaunch {
     /// Cuts products into tiles. Tasks with another kind than [`Kind::Partial`] add up their own pieces.
-    pub fn new(device: &Device, operands: Operands, tasks: &[Task]) -> Vec<ProductLaunch> {
-        tasks.chunks(MAX_TASKS).map(|tasks| Self::of(device, operands, tasks)).collect()
+    ///
+    /// `most`: rows of A that the tasks share in every step anew ([`Task::extent`]); their sizes are only those that tiles
+    /// are chosen for. Absent: every task has its rows.
+    pub fn new(
+        device: &Device,
+        operands: Operands,
+        tasks: &[Task],
+        most: Option<usize>,
+    ) -> Vec<ProductLaunch> {
+        tasks.chunks(MAX_TASKS).map(|tasks| Self::of(device, operands, tasks, most)).collect()
     }
 
-    fn of(device: &Device, operands: Operands, tasks: &[Task]) -> ProductLaunch {
+    fn of(device: &Device, operands: Operands, tasks: &[Task], most: Option<usize>) -> ProductLaunch {
         let gpu = Gpu {
             numbers: device.numbers,
             multiprocessors: device.multiprocessors,
@@ -191,6 +199,9 @@ impl ProductLaunch {
             };
             first += (tiles.count(task) * n) as i32;
             splits.push(n);
+        }
+        if let Some(rows) = most {
+            first = most_tiles(&tiles, &products.tasks[..tasks.len()], rows);
         }
         products.n_tiles = first;
         let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32) && splits.iter().any(|&n| n > 1);
@@ -226,6 +237,13 @@ impl ProductLaunch {
     pub fn launch_on(&self, device: &Device, stream: Stream) -> Result<()> {
         device.launch_as(stream, self.name, self.launch, arguments![self.products])
     }
+}
+
+/// Tiles of products that share so many rows in any way.
+fn most_tiles(tiles: &Tiles, tasks: &[Task], rows: usize) -> i32 {
+    let of_rows = (rows + tasks.len() * (tiles.m - 1)) / tiles.m;
+    let of_each = tasks.iter().map(|t| t.tiles_n * t.splits).max().unwrap_or(0);
+    of_rows as i32 * of_each
 }
 
 fn longest(tasks: &[Task]) -> usize {
@@ -400,6 +418,18 @@ mod tests {
                 t.m * t.n
             };
             assert!(area(64) < 64 * 80 && area(64 * 256) >= 64 * 80, "{} {}", area(64), area(64 * 256));
+        }
+    }
+
+    #[test]
+    fn products_that_share_rows_find_tiles_enough_however_they_share_them() {
+        let t = &tiles(Numbers::F64)[0];
+        let of =
+            |rows: &[i32]| -> usize { rows.iter().map(|&m| t.count(&task(m, 240, 64, Kind::Forward))).sum() };
+        let tasks = [Task { tiles_n: 10, splits: 1, ..Task::default() }; 3];
+        let most = most_tiles(t, &tasks, 256) as usize;
+        for rows in [[256, 0, 0], [1, 1, 254], [86, 85, 85], [0, 33, 223], [65, 33, 158]] {
+            assert!(of(&rows) <= most, "{rows:?}: {} of {most}", of(&rows));
         }
     }
 

@@ -6,7 +6,7 @@ use super::device::{Buffer, Device};
 use super::layout::{self, Batch, Kind, Task};
 use super::network::{Network, SeriesOnDevice, n_blocks, padded};
 use super::products::{Operands, ProductLaunch};
-use super::rows::Rows;
+use super::rows::{Arrangement, Room, Rows};
 use super::sys::DevicePtr;
 use crate::Result;
 use crate::model::dp::Dp;
@@ -19,6 +19,30 @@ pub struct FrameShape {
     pub n_atoms: usize,
     /// `[n_types + 1]` rows of each type.
     pub block: Vec<u32>,
+}
+
+impl FrameShape {
+    /// Rows of a type.
+    pub fn rows_of(&self, t: usize) -> u32 {
+        self.block[t + 1] - self.block[t]
+    }
+
+    /// Rows of all types.
+    pub fn n_rows(&self) -> u32 {
+        self.block[self.block.len() - 1]
+    }
+}
+
+/// Blocks for frames on each multiprocessor where the number of frames is not known.
+const FRAME_BLOCKS: usize = 2;
+
+/// What batches of one kind hold.
+#[derive(Clone, Copy)]
+pub enum Content<'a> {
+    /// These very frames, as far as numbers of atoms go.
+    Exactly(&'a [FrameShape]),
+    /// Any frames that there is room for: an [`Arrangement`] comes with every step.
+    UpTo(Room),
 }
 
 /// Hands out memory from a start on; with a start of zero it only counts.
@@ -51,7 +75,9 @@ struct LayerMemory {
     ldo: usize,
 }
 
+/// The memory of one group; where batches differ all groups share it, each with as many rows as it has in a step.
 struct GroupMemory {
+    /// Its inputs, or as many as are likely.
     n: usize,
     first: usize,
     layers: Vec<LayerMemory>,
@@ -64,9 +90,12 @@ pub struct Shape {
     pub batch: Batch,
     /// Tells kinds of batches apart.
     pub id: u64,
-    pub n_frames: usize,
+    /// Blocks that share the frames.
+    pub frame_blocks: usize,
+    /// Rows that there is room for.
     pub n_rows: usize,
-    pub atom_stride: usize,
+    /// 1 where all centre types share their coefficients.
+    pub n_stacks: usize,
     pub describe: Vec<ProductLaunch>,
     pub forward: Vec<ProductLaunch>,
     pub backward: Vec<ProductLaunch>,
@@ -87,9 +116,9 @@ pub struct Shape {
 }
 
 /// Bytes of working memory that a kind of batch needs.
-pub fn work_bytes(network: &Network, series: &SeriesOnDevice, frames: &[FrameShape]) -> Result<usize> {
+pub fn work_bytes(network: &Network, series: &SeriesOnDevice, content: Content) -> Result<usize> {
     let mut arena = Arena { base: 0, end: 0 };
-    Builder::new(network, series, frames, &mut arena).finish(&mut arena, None)?;
+    Builder::new(network, series, content, &mut arena).finish(&mut arena, None)?;
     Ok(arena.end)
 }
 
@@ -98,39 +127,56 @@ impl Shape {
     pub fn new(
         network: &Network,
         series: &SeriesOnDevice,
-        frames: &[FrameShape],
+        content: Content,
         work: &Buffer,
         constants: Batch,
         id: u64,
     ) -> Result<Shape> {
         let mut arena = Arena { base: work.ptr(), end: 0 };
-        let built = Builder::new(network, series, frames, &mut arena).finish(&mut arena, Some(constants))?;
+        let built = Builder::new(network, series, content, &mut arena).finish(&mut arena, Some(constants))?;
         Ok(Shape { id, ..built.expect("memory was given") })
     }
+}
+
+/// Where the rows of a product stand when those of its group begin at `first` and are `n`: see `Task` in `product.cu`.
+#[derive(Default)]
+struct Moves {
+    times: i32,
+    a_first: i32,
+    a_n: i32,
+    b_first: i32,
+    c_first: i32,
+    dz_n: i32,
 }
 
 struct Builder<'a> {
     network: &'a Network,
     series: &'a SeriesOnDevice,
-    rows: Rows,
-    frames: &'a [FrameShape],
+    /// Absent where batches differ.
+    rows: Option<Rows>,
+    room: Room,
     groups: Vec<GroupMemory>,
     size: usize,
     batch: Batch,
 }
 
 impl<'a> Builder<'a> {
-    fn new(
-        network: &'a Network,
-        series: &'a SeriesOnDevice,
-        frames: &'a [FrameShape],
-        arena: &mut Arena,
-    ) -> Self {
+    fn new(network: &'a Network, series: &'a SeriesOnDevice, content: Content, arena: &mut Arena) -> Self {
         let model = &network.model;
-        let rows = Rows::new(model, frames, series.n_stacks);
+        let mut batch = Batch::default();
+        let (rows, room) = match content {
+            Content::UpTo(room) => (None, room),
+            Content::Exactly(frames) => {
+                let room = Room::of(model, frames);
+                let most_rows = frames.iter().map(FrameShape::n_rows).max().unwrap_or(0) as usize;
+                batch.pair_stride = (most_rows * model.n_sel()) as i32;
+                batch.atom_stride = (room.places / room.frames.max(1)) as i32;
+                batch.n_real = room.rows as f64;
+                (Some(Rows::new(model, frames, series.n_stacks)), room)
+            }
+        };
         let size = network.device.numbers.size();
-        let mut builder =
-            Builder { network, series, frames, groups: Vec::new(), size, batch: Batch::default(), rows };
+        let mut builder = Builder { network, series, room, groups: Vec::new(), size, batch, rows };
         builder.take_rows(arena);
         for c in 0..model.n_types() {
             let group = builder.group(arena, c);
@@ -158,39 +204,94 @@ impl<'a> Builder<'a> {
 
     /// Memory with one entry for each row, atom or frame.
     fn take_rows(&mut self, arena: &mut Arena) {
-        let (n, n_frames, size) = (self.rows.n(), self.frames.len(), self.size);
-        let (ldm, columns) = (padded(self.model().n_embed()), self.columns());
-        let atoms = self.frames.iter().map(|f| f.n_atoms).max().unwrap_or(0);
-        let most_rows = self.frames.iter().map(|f| f.block[f.block.len() - 1]).max().unwrap_or(0) as usize;
-        let pairs = most_rows * self.model().n_sel();
-        let inputs = self.rows.group[self.rows.group.len() - 1] as usize;
+        let Room { rows: n, inputs, places, frames: n_frames } = self.room;
+        let (ldm, columns, size) = (padded(self.model().n_embed()), self.columns(), self.size);
+        let (n_types, n_sel, differ) = (self.model().n_types(), self.model().n_sel(), self.rows.is_none());
         let b = &mut self.batch;
+        if differ {
+            b.now = arena.take(4 * Arrangement::words_of(n_types, n_frames));
+            b.group_row = b.now + 4 * Arrangement::parts(n_types)[1] as u64;
+            b.frame_rows = b.now + 4 * Arrangement::parts(n_types)[2] as u64;
+            let tables = [
+                &mut b.row_frame,
+                &mut b.row_local,
+                &mut b.row_input,
+                &mut b.row_vacuum,
+                &mut b.row_dl,
+                &mut b.row_de,
+            ];
+            tables.into_iter().for_each(|table| *table = arena.take(4 * n));
+        }
         b.row_q = arena.take(16 * n);
         b.q_dot = arena.take(4 * n * columns * size);
         b.a = arena.take(4 * n * ldm * size);
         b.a_dot = arena.take(4 * n * ldm * size);
         b.da = arena.take(8 * n * ldm * size);
         b.de_q = arena.take(4 * n * columns * size);
-        b.de_d = arena.take(3 * n_frames * pairs * size);
-        b.force = arena.take(24 * n_frames * atoms);
-        b.atom_energy = arena.take(8 * n_frames * atoms);
+        b.de_d = arena.take(3 * places * n_sel * size);
+        b.force = arena.take(24 * places);
+        b.atom_energy = arena.take(8 * places);
         b.energy = arena.take(8 * n_frames);
         b.virial = arena.take(72 * n_frames);
-        b.dl_force = arena.take(24 * n_frames * atoms);
+        b.dl_force = arena.take(24 * places);
         b.dl_virial = arena.take(72 * n_frames);
-        b.dl_atom_energy = arena.take(8 * n_frames * atoms);
+        b.dl_atom_energy = arena.take(8 * places);
         b.dl_energy = arena.take(8 * n_frames);
         b.dl_e = arena.take(size * inputs);
         b.row_virial = arena.take(72 * n);
         b.row_sums = arena.take(48 * n);
         b.frame_sums = arena.take(120 * n_frames);
-        (b.pair_stride, b.atom_stride) = (pairs as i32, atoms as i32);
     }
 
     /// Memory of the fitting net of one type.
     fn group(&self, arena: &mut Arena, c: usize) -> GroupMemory {
-        let (first, end) = (self.rows.group[c] as usize, self.rows.group[c + 1] as usize);
-        let (n, size) = (end - first, self.size);
+        let Some(rows) = &self.rows else { return self.shared_group(arena, c) };
+        let first = rows.group[c] as usize;
+        self.group_of(arena, c, rows.group[c + 1] as usize - first, first)
+    }
+
+    /// As [`Builder::group`], in memory that the inputs of all types share. Their nets have the same widths.
+    fn shared_group(&self, arena: &mut Arena, c: usize) -> GroupMemory {
+        let n = self.room.inputs.div_ceil(self.model().n_types());
+        let Some(known) = self.groups.first() else {
+            return GroupMemory { n, ..self.group_of(arena, c, self.room.inputs, 0) };
+        };
+        let mut layers = known.layers.clone();
+        let (hidden, place) = (self.hidden(), &self.network.places[c]);
+        layers[hidden - 1].de_y = self.network.weight_at(place[hidden].w);
+        GroupMemory { n, first: 0, layers, de_x: known.de_x, dl_x: known.dl_x }
+    }
+
+    /// What stands behind `n` rows of values: the tangents. Where batches differ, products find them themselves.
+    fn behind(&self, values: DevicePtr, n: usize, ld: usize) -> DevicePtr {
+        if self.rows.is_none() { values } else { self.at(values, n * ld) }
+    }
+
+    /// Where the first input of a type stands in memory that tells it for every step; nowhere if it is always the same.
+    fn extent_of_group(&self, c: usize) -> DevicePtr {
+        if self.rows.is_none() { self.batch.group_row + 4 * c as u64 } else { 0 }
+    }
+
+    /// Lets a product find its rows in every step.
+    fn moving(&self, task: Task, extent: DevicePtr, moves: Moves) -> Task {
+        if self.rows.is_some() {
+            return task;
+        }
+        let Moves { times, a_first, a_n, b_first, c_first, dz_n } = moves;
+        Task { extent, times, a_first, a_n, b_first, c_first, dz_n, ..task }
+    }
+
+    /// [`Builder::moving`] for a product of a fitting net. `second`: A has the second half of an array of values and
+    /// tangents; `dz_second`: dz has.
+    fn moving_fitting(&self, c: usize, task: Task, second: bool, dz_second: bool) -> Task {
+        let (a_n, dz_n) = (i32::from(second), i32::from(dz_second));
+        let moves = Moves { times: 1, a_first: 2, a_n, c_first: 1, dz_n, ..Moves::default() };
+        self.moving(task, self.extent_of_group(c), moves)
+    }
+
+    /// Memory of the fitting net of a type for `n` inputs.
+    fn group_of(&self, arena: &mut Arena, c: usize, n: usize, first: usize) -> GroupMemory {
+        let size = self.size;
         let net = &self.model().fitting[c];
         let last = net.layers.len() - 1;
         let mut layers = Vec::new();
@@ -267,10 +368,10 @@ impl<'a> Builder<'a> {
         let (shape, place) = (&self.model().fitting[c].layers[l], &self.network.places[c][l]);
         let group = &self.groups[c];
         let (m, next) = (&group.layers[l], &group.layers[l + 1]);
-        let half = |x: DevicePtr, ld: usize| if tangent { self.at(x, group.n * ld) } else { x };
+        let half = |x: DevicePtr, ld: usize| if tangent { self.behind(x, group.n, ld) } else { x };
         let top = l + 1 == self.hidden();
         let w_out = self.network.weight_at(self.network.places[c][self.hidden()].w);
-        Task {
+        let task = Task {
             a: half(m.x, m.ldx),
             lda: m.ldx as i32,
             b: self.network.weight_at(place.w),
@@ -286,13 +387,14 @@ impl<'a> Builder<'a> {
             y: half(next.x, next.ldx),
             ldy: next.ldx as i32,
             // The first pass leaves dE/dz, the second dL/dz.
-            dz: if tangent { m.dz } else { self.at(m.dz, group.n * m.ldo) },
+            dz: if tangent { m.dz } else { self.behind(m.dz, group.n, m.ldo) },
             w_out: if top { w_out } else { 0 },
             dl_y: m.dl_y,
             dl_e: self.at(self.batch.dl_e, group.first),
             kind: if tangent { Kind::Tangent } else { Kind::Forward } as i32,
             ..self.of_layer(c, l)
-        }
+        };
+        self.moving_fitting(c, task, tangent, !tangent)
     }
 
     /// Adjoint of the input of layer `l`: of the energy, or of the loss.
@@ -300,7 +402,7 @@ impl<'a> Builder<'a> {
         let (shape, place) = (&self.model().fitting[c].layers[l], &self.network.places[c][l]);
         let group = &self.groups[c];
         let m = &group.layers[l];
-        let half = |dz: DevicePtr, ld: usize| if loss { dz } else { self.at(dz, group.n * ld) };
+        let half = |dz: DevicePtr, ld: usize| if loss { dz } else { self.behind(dz, group.n, ld) };
         let mut task = if l > 0 { self.of_layer(c, l - 1) } else { Task::default() };
         if l > 0 {
             let below = &group.layers[l - 1];
@@ -313,7 +415,7 @@ impl<'a> Builder<'a> {
         }
         let has_shortcut = shape.shortcut != Shortcut::None;
         let (shortcut, ld) = if loss { (m.dl_y, m.ldo) } else { (m.de_y, m.ld_de_y) };
-        Task {
+        let task = Task {
             a: half(m.dz, m.ldo),
             lda: m.ldo as i32,
             b: self.network.weight_at(place.w),
@@ -327,19 +429,41 @@ impl<'a> Builder<'a> {
             fold: shape.n_in as i32,
             kind: if loss { Kind::BackwardL } else { Kind::BackwardE } as i32,
             ..task
-        }
+        };
+        self.moving_fitting(c, task, !loss, !loss)
     }
 
     fn products(&self, operands: Operands, task: impl Fn(usize) -> Task) -> Vec<ProductLaunch> {
         let tasks: Vec<Task> = (0..self.groups.len()).map(task).filter(|t| t.m > 0).collect();
-        ProductLaunch::new(self.device(), operands, &tasks)
+        ProductLaunch::new(self.device(), operands, &tasks, self.shared_rows(self.room.inputs))
     }
 
-    /// A product for each stack of coefficients.
-    fn stacks(&self, operands: Operands, task: impl Fn(usize, usize, usize) -> Task) -> Vec<ProductLaunch> {
-        let stacks = self.rows.stacks.iter().enumerate();
-        let tasks: Vec<Task> = stacks.map(|(s, &(first, n))| task(s, first, n)).filter(|t| t.m > 0).collect();
-        ProductLaunch::new(self.device(), operands, &tasks)
+    /// The rows that groups share where batches differ.
+    fn shared_rows(&self, rows: usize) -> Option<usize> {
+        self.rows.is_none().then_some(rows)
+    }
+
+    /// A product for each stack of coefficients, from its number, first row and rows.
+    fn stacks(
+        &self,
+        operands: Operands,
+        moves: fn() -> Moves,
+        task: impl Fn(usize, usize, usize) -> Task,
+    ) -> Vec<ProductLaunch> {
+        let n_stacks = self.series.n_stacks;
+        let even = || vec![(0, self.room.rows.div_ceil(n_stacks)); n_stacks];
+        let stacks = self.rows.as_ref().map_or_else(even, |rows| rows.stacks.clone());
+        // All rows stand between the first two numbers of the counts.
+        let starts = if n_stacks > 1 { 4 * Arrangement::parts(self.model().n_types())[0] as u64 } else { 0 };
+        let extent = |s: usize| self.batch.now + starts + 4 * s as u64;
+        let tasks = stacks.into_iter().enumerate().map(|(s, (first, n))| (s, task(s, first, n)));
+        let tasks: Vec<Task> =
+            tasks.filter(|(_, t)| t.m > 0).map(|(s, t)| self.moving(t, extent(s), moves())).collect();
+        let most = match operands {
+            Operands::Tn | Operands::TnGather => None,
+            _ => self.shared_rows(4 * self.room.rows),
+        };
+        ProductLaunch::new(self.device(), operands, &tasks, most)
     }
 
     /// A = Q C (values), or its tangent.
@@ -347,7 +471,13 @@ impl<'a> Builder<'a> {
         let (m1, columns) = (self.model().n_embed(), self.columns());
         let ldm = padded(m1);
         let operands = if tangent { Operands::Nn } else { Operands::NnGather };
-        self.stacks(operands, |s, first, n| Task {
+        // The table has a row for every four.
+        let moves = if tangent {
+            || Moves { times: 4, a_first: 4, c_first: 4, ..Moves::default() }
+        } else {
+            || Moves { times: 4, a_first: 2, c_first: 4, ..Moves::default() }
+        };
+        self.stacks(operands, moves, |s, first, n| Task {
             a: self.at(self.batch.q_dot, 4 * first * columns),
             rows: if tangent { 0 } else { self.batch.row_q + 8 * 2 * first as u64 },
             lda: columns as i32,
@@ -366,8 +496,9 @@ impl<'a> Builder<'a> {
     fn de_q(&self) -> Vec<ProductLaunch> {
         let (m1, columns) = (self.model().n_embed(), self.columns());
         let ldm = padded(m1);
-        self.stacks(Operands::Nt, |s, first, n| Task {
-            a: self.at(self.batch.da, 4 * (2 * first + n) * ldm),
+        let moves = || Moves { times: 4, a_first: 8, a_n: 4, c_first: 4, ..Moves::default() };
+        self.stacks(Operands::Nt, moves, |s, first, n| Task {
+            a: self.behind(self.at(self.batch.da, 8 * first * ldm), 4 * n, ldm),
             lda: ldm as i32,
             b: self.at(self.series.embedding.c, s * columns * ldm),
             ldb: ldm as i32,
@@ -384,7 +515,8 @@ impl<'a> Builder<'a> {
     fn dl_c(&self) -> Vec<ProductLaunch> {
         let (m1, columns) = (self.model().n_embed(), self.columns());
         let ldm = padded(m1);
-        self.stacks(Operands::TnGather, |s, first, n| Task {
+        let moves = || Moves { times: 8, a_first: 2, b_first: 8, ..Moves::default() };
+        self.stacks(Operands::TnGather, moves, |s, first, n| Task {
             rows: self.batch.row_q + 8 * 2 * first as u64,
             lda: columns as i32,
             b: self.at(self.batch.da, 8 * first * ldm),
@@ -458,12 +590,15 @@ impl<'a> Builder<'a> {
         let stride = columns.first().map_or(0, |c| c.stride);
         let views = self.sources(partial, &splits, column_partial, &places, stride);
         let tables = self.tables(&device)?;
-        self.constants(constants, &tables);
+        self.constants(constants);
         Ok(Some(Shape {
             id: 0,
-            n_frames: self.frames.len(),
-            n_rows: self.rows.n(),
-            atom_stride: self.batch.atom_stride as usize,
+            frame_blocks: match &self.rows {
+                Some(_) => self.room.frames,
+                None => self.room.frames.min(FRAME_BLOCKS * device.multiprocessors),
+            },
+            n_rows: self.room.rows,
+            n_stacks: self.series.n_stacks,
             batch: self.batch,
             describe,
             forward,
@@ -485,57 +620,61 @@ impl<'a> Builder<'a> {
         }))
     }
 
-    /// The tables of rows and groups, in the order that [`Builder::constants`] expects.
-    fn tables(&self, device: &Arc<Device>) -> Result<Vec<Buffer>> {
-        let rows = &self.rows;
-        let mut tables: Vec<Buffer> = [
-            &rows.frame,
-            &rows.local,
-            &rows.input,
-            &rows.vacuum,
-            &rows.of_frame,
-            &rows.dl,
-            &rows.de,
-            &rows.group,
-        ]
-        .into_iter()
-        .map(|table| Buffer::of(device, table, "tables"))
-        .collect::<Result<_>>()?;
+    /// The tables of rows and groups; those of rows only where they do not come with every step.
+    fn tables(&mut self, device: &Arc<Device>) -> Result<Vec<Buffer>> {
         let pointers = |pick: &dyn Fn(&GroupMemory) -> DevicePtr| -> Vec<DevicePtr> {
             self.groups.iter().map(pick).collect()
         };
         let hidden = self.hidden();
-        for list in [
+        let lists = [
             pointers(&|g| g.layers[0].x),
             pointers(&|g| g.de_x),
             pointers(&|g| g.dl_x),
             pointers(&|g| g.layers[hidden].x),
+        ];
+        let (b, mut tables) = (&mut self.batch, Vec::new());
+        for (to, list) in [&mut b.x, &mut b.de_x, &mut b.dl_x, &mut b.y_last].into_iter().zip(lists) {
+            let table = Buffer::of(device, &list, "tables")?;
+            *to = table.ptr();
+            tables.push(table);
+        }
+        let Some(rows) = &self.rows else { return Ok(tables) };
+        for (to, list) in [
+            (&mut b.row_frame, &rows.frame),
+            (&mut b.row_local, &rows.local),
+            (&mut b.row_input, &rows.input),
+            (&mut b.row_vacuum, &rows.vacuum),
+            (&mut b.frame_rows, &rows.of_frame),
+            (&mut b.row_dl, &rows.dl),
+            (&mut b.row_de, &rows.de),
+            (&mut b.group_row, &rows.group),
         ] {
-            tables.push(Buffer::of(device, &list, "tables")?);
+            let table = Buffer::of(device, list, "tables")?;
+            *to = table.ptr();
+            tables.push(table);
         }
         Ok(tables)
     }
 
-    fn constants(&mut self, constants: Batch, tables: &[Buffer]) {
+    /// Adds the numbers that all batches share to the memory and tables of this kind.
+    fn constants(&mut self, constants: Batch) {
         let model = self.network.model.clone();
         let own = self.batch;
-        let n_real = self.rows.n();
         let last = &model.fitting[0].layers[self.hidden()];
-        let mut pointers = tables.iter().map(Buffer::ptr);
-        let mut next = || pointers.next().expect("as many tables as fields");
         self.batch = Batch {
-            row_frame: next(),
-            row_local: next(),
-            row_input: next(),
-            row_vacuum: next(),
-            frame_rows: next(),
-            row_dl: next(),
-            row_de: next(),
-            group_row: next(),
-            x: next(),
-            de_x: next(),
-            dl_x: next(),
-            y_last: next(),
+            now: own.now,
+            row_frame: own.row_frame,
+            row_local: own.row_local,
+            row_input: own.row_input,
+            row_vacuum: own.row_vacuum,
+            frame_rows: own.frame_rows,
+            row_dl: own.row_dl,
+            row_de: own.row_de,
+            group_row: own.group_row,
+            x: own.x,
+            de_x: own.de_x,
+            dl_x: own.dl_x,
+            y_last: own.y_last,
             row_q: own.row_q,
             q_dot: own.q_dot,
             a: own.a,
@@ -557,9 +696,9 @@ impl<'a> Builder<'a> {
             frame_sums: own.frame_sums,
             pair_stride: own.pair_stride,
             atom_stride: own.atom_stride,
-            n_real: n_real as f64,
-            n_frames: self.frames.len() as i32,
-            n_rows: n_real as i32,
+            n_real: own.n_real,
+            n_frames: self.room.frames as i32,
+            n_rows: self.room.rows as i32,
             ldx: padded(model.fitting[0].layers[0].n_in) as i32,
             ld_last: padded(last.n_in) as i32,
             n_last: last.n_in as i32,

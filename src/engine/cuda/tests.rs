@@ -1,5 +1,6 @@
 //! The CUDA engine against the reference; skipped by name where there is no GPU.
 
+use super::rows::Room;
 use super::*;
 use crate::data::Frame;
 use crate::engine::reference::ReferenceEngine;
@@ -23,6 +24,29 @@ type Make = fn(&Arc<Device>, &Arc<Dp>) -> Result<CudaEngine>;
 
 fn series(device: &Arc<Device>, model: &Arc<Dp>) -> Result<CudaEngine> {
     CudaEngine::new(device, model, 0.3)
+}
+
+/// Batches of an engine share what is recorded.
+fn sharing(engine: Result<CudaEngine>) -> Result<CudaEngine> {
+    let mut engine = engine?;
+    engine.core.share_shapes(Room { rows: 64, inputs: 128, places: 64, frames: 4 });
+    Ok(engine)
+}
+
+fn shared_series(device: &Arc<Device>, model: &Arc<Dp>) -> Result<CudaEngine> {
+    sharing(series(device, model))
+}
+
+fn shared_direct(device: &Arc<Device>, model: &Arc<Dp>) -> Result<CudaEngine> {
+    sharing(CudaEngine::direct(device, model))
+}
+
+/// A frame whose atoms, but the virtual one, have these types in turn.
+fn frame_of(n: usize, salt: u64, types: &[i32]) -> Frame {
+    let mut frame = frame(n, salt);
+    let turned = |i: usize, old: i32| if old < 0 { old } else { types[i % types.len()] };
+    frame.types = frame.types.iter().enumerate().map(|(i, &old)| turned(i, old)).collect();
+    frame
 }
 
 fn compare(numbers: Numbers, model: Arc<Dp>, tolerance: f64) {
@@ -191,6 +215,80 @@ fn a_frame_that_no_series_reaches_is_evaluated_by_the_nets_and_the_others_by_the
     compare_frames(&mut engine, &sharp, &[apart.clone(), near], 1e-9);
     assert_eq!(engine.plan().cloned(), plan, "the series is as it was");
     compare_frames(&mut engine, &sharp, &[apart], 1e-9);
+}
+
+/// Batches of other compositions, one after the other in the same room: all types, some type absent, one atom, one row less
+/// and one more than a tile has, frames of different size, virtual atoms.
+fn compare_kinds(numbers: Numbers, model: Arc<Dp>, tolerance: f64, make: Make) {
+    let Some(device) = device(numbers) else { return };
+    let mut engine = make(&device, &model).unwrap();
+    let batches = [
+        vec![frame(13, 1), frame(9, 4), frame(17, 8)],
+        vec![frame_of(33, 2, &[0])],
+        vec![frame_of(12, 3, &[1]), frame_of(7, 5, &[0])],
+        vec![frame_of(1, 6, &[1])],
+        vec![frame_of(3, 6, &[0]), frame_of(1, 7, &[1]), frame(2, 9), frame_of(16, 3, &[1, 1, 0])],
+        vec![frame(34, 5)],
+    ];
+    let mut shapes = Vec::new();
+    for frames in &batches {
+        compare_frames(&mut engine, &model, frames, tolerance);
+        shapes.push(engine.core.shape(&engine.slots.clone()).unwrap().id);
+    }
+    let first = shapes[0];
+    assert!(shapes.iter().all(|&id| id == first), "one shape serves them all: {shapes:?}");
+}
+
+#[test]
+fn batches_of_every_composition_share_a_shape() {
+    compare_kinds(Numbers::F64, model(options()), 1e-9, shared_series);
+    compare_kinds(Numbers::F32, model(options()), 3e-4, shared_series);
+}
+
+#[test]
+fn batches_share_a_shape_with_one_sided_nets_and_many_inputs() {
+    let descriptor = SeE2AOptions { neuron: vec![16, 75], axis_neuron: 8, type_one_side: true, ..options() };
+    compare_kinds(Numbers::F64, model(descriptor), 1e-9, shared_series);
+}
+
+#[test]
+fn batches_share_a_shape_where_energies_of_isolated_atoms_are_taken_off() {
+    for atom_ener in [vec![None, Some(-3.0)], vec![Some(1.5), None]] {
+        let model = model_with(options(), |fitting| fitting.atom_ener = atom_ener);
+        let Some(device) = device(Numbers::F64) else { return };
+        let mut engine = shared_series(&device, &model).unwrap();
+        for frames in
+            [vec![frame(23, 1), frame(9, 4)], vec![frame_of(12, 3, &[0])], vec![frame_of(40, 3, &[1, 0])]]
+        {
+            compare_frames(&mut engine, &model, &frames, 1e-9);
+        }
+    }
+}
+
+#[test]
+fn batches_share_a_shape_where_the_nets_themselves_are_evaluated() {
+    compare_kinds(Numbers::F64, model(options()), 1e-11, shared_direct);
+    compare_kinds(
+        Numbers::F64,
+        model(SeE2AOptions { type_one_side: true, ..options() }),
+        1e-11,
+        shared_direct,
+    );
+}
+
+#[test]
+fn only_so_many_shapes_are_kept() {
+    let model = model(options());
+    let Some(device) = device(Numbers::F64) else { return };
+    let mut engine = series(&device, &model).unwrap();
+    let params = model.random_params(9);
+    let want = run(&mut engine, &params, &[frame(5, 1)]);
+    let first = engine.core.shape(&engine.slots.clone()).unwrap().id;
+    for n in 6..40 {
+        run(&mut engine, &params, &[frame(n, 1)]);
+    }
+    assert!(!engine.core.keeps(first));
+    assert_eq!(run(&mut engine, &params, &[frame(5, 1)]), want);
 }
 
 /// Run alone, by name: afterwards no other test of the process can use the GPU.

@@ -110,6 +110,9 @@ impl Core {
         log::debug!("embedding series: {plan}");
         self.device.synchronize()?;
         self.forget_shapes();
+        if self.largest.is_some() {
+            self.work = None; // it will be made for the largest batch at once
+        }
         self.series = Some(SeriesOnDevice::new(&self.network, &Arc::new(plan))?);
         self.set_constants();
         let Some(series) = &self.series else { return Ok(()) };

@@ -87,11 +87,20 @@ struct Embedding {
     Layer layers[MAX_LAYERS];
 };
 
+// What changes from batch to batch where one recorded step serves many of them. Behind it stand the first row of each type,
+// the first input of each type ([n_types + 1] each) and the frames' rows: see rows.rs.
+struct Counts {
+    int first, n_rows;         // 0 and the number of rows: where the rows begin and end
+    int n_frames, atom_stride, pair_stride, unused;
+    double n_real;
+};
+
 // A batch: atoms are rows, grouped by type and, within a type, by frame.
 struct Batch {
     const Frame* frames;       // all frames on the device
     const Turn* turn;
     Status* status;
+    const Counts* now;         // of this step's batch; null: every batch has the numbers below
     const u32* row_frame;      // [n_rows] frame in the batch
     const u32* row_local;      // [n_rows] row in the frame
     const u32* row_input;      // [n_rows] row of the inputs, counted over all groups
@@ -150,7 +159,19 @@ static_assert(sizeof(Turn) == TURN_BYTES, "Turn differs from layout.rs");
 static_assert(sizeof(Status) == STATUS_BYTES, "Status differs from layout.rs");
 static_assert(sizeof(Panel) == PANEL_BYTES, "Panel differs from layout.rs");
 static_assert(sizeof(Embedding) == EMBEDDING_BYTES, "Embedding differs from layout.rs");
+static_assert(sizeof(Counts) == COUNTS_BYTES, "Counts differs from layout.rs");
 static_assert(sizeof(Batch) == BATCH_BYTES, "Batch differs from layout.rs");
+
+// The batch of this step. `begin` writes its counts: what follows right after that waits before it asks.
+__device__ __forceinline__ int rows_of(const Batch& b) { return b.now ? b.now->n_rows : b.n_rows; }
+__device__ __forceinline__ int frames_of(const Batch& b) { return b.now ? b.now->n_frames : b.n_frames; }
+__device__ __forceinline__ int atom_stride_of(const Batch& b) { return b.now ? b.now->atom_stride : b.atom_stride; }
+__device__ __forceinline__ int pair_stride_of(const Batch& b) { return b.now ? b.now->pair_stride : b.pair_stride; }
+// Rows before those of a type in an array with `times` rows for each input; where batches do not differ, types have their own.
+__device__ __forceinline__ size_t rows_before(const Batch& b, int center, int times) {
+    return b.now ? (size_t)times * b.group_row[center] : 0;
+}
+__device__ __forceinline__ double real_atoms_of(const Batch& b) { return b.now ? b.now->n_real : b.n_real; }
 
 __device__ __forceinline__ float fused(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double fused(double a, double b, double c) { return fma(a, b, c); }

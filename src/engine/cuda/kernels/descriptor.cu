@@ -30,25 +30,63 @@ template <int W> struct Place : Share {
     }
 };
 
+// What a row of the batch is: its frame and row there, and where dL/dA and dE/dA stand.
+struct RowPlace { u32 frame, local, dl, de; };
+
+// Finds out what a row is from `tables`, which begin with the batch's counts, and leaves it for the other kernels.
+__device__ __forceinline__ RowPlace find_row(const Batch& b, const volatile u32* tables, u32 row, int n_stacks) {
+    int n_types = b.n_types, t = 0, low = 0, high = (int)tables[2] - 1;
+    const volatile u32 *row_start = tables + sizeof(Counts) / 4, *input_start = row_start + n_types + 1;
+    const volatile u32* frame_rows = input_start + n_types + 1;
+    while (t + 1 < n_types && row >= row_start[t + 1]) t++;
+    // The last frame whose rows of this type do not begin after it.
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (row >= frame_rows[2 * (middle * n_types + t)]) low = middle;
+        else high = middle - 1;
+    }
+    const volatile u32* own = frame_rows + 2 * low * n_types;
+    u32 local = row - own[2 * t];
+    for (int other = 0; other < t; other++) local += own[2 * other + 1];
+    u32 first = row_start[t], n = row_start[t + 1] - first, input = input_start[t] + row - first;
+    bool has_vacuum = input_start[t + 1] - input_start[t] > n;
+    if (n_stacks == 1) first = 0, n = tables[1];
+    RowPlace place = {(u32)low, local, first + row, first + n + row};
+    ((u32*)b.row_frame)[row] = place.frame, ((u32*)b.row_local)[row] = place.local;
+    ((u32*)b.row_dl)[row] = place.dl, ((u32*)b.row_de)[row] = place.de;
+    ((u32*)b.row_input)[row] = input;
+    ((u32*)b.row_vacuum)[row] = has_vacuum ? input + row_start[t + 1] - row_start[t] : ~0u;
+    return place;
+}
+
 // Takes the numbers of the step, and finds Q of each row and where its tangent goes. `ring` has the numbers of the next
 // `places` steps, `stride` bytes each; null: they are where the kernels read them. `counter` has the steps so far, then the
-// blocks of this one that are done.
+// blocks of this one that are done. Where batches differ, the tables of this one stand `tables_at` bytes from its numbers.
 extern "C" __global__ void begin(const __grid_constant__ Batch b, const unsigned char* ring, u32 stride, u32 places,
-                                 u32* counter) {
+                                 u32* counter, u32 tables_at, int n_stacks) {
     after_previous();
     const volatile u32* turn = (const volatile u32*)b.turn;
     if (ring) turn = (const volatile u32*)(ring + (size_t)(*(volatile u32*)counter % places) * stride);
     constexpr int HEADER = sizeof(Turn) / 4 - 2;  // words before the slots
-    int row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row < b.n_rows) {
-        u32 slot = turn[HEADER + b.row_frame[row]];
+    int row = blockIdx.x * blockDim.x + threadIdx.x, n_rows = b.n_rows, n_frames = b.n_frames;
+    const volatile u32* tables = ring ? turn + tables_at / 4 : (const volatile u32*)b.now;
+    if (b.now) n_rows = tables[1], n_frames = tables[2];
+    if (row < n_rows) {
+        RowPlace place;
+        if (b.now) place = find_row(b, tables, row, n_stacks);
+        else place = {b.row_frame[row], b.row_local[row], b.row_dl[row], b.row_de[row]};
+        u32 slot = turn[HEADER + place.frame];
         size_t size = (size_t)4 * b.columns;
-        b.row_q[b.row_dl[row]] = b.frames[slot].q + b.row_local[row] * size;
-        b.row_q[b.row_de[row]] = b.q_dot + row * size;
+        b.row_q[place.dl] = b.frames[slot].q + place.local * size;
+        b.row_q[place.de] = b.q_dot + row * size;
     }
     if (!ring) return;
     if (blockIdx.x == 0)
-        for (int i = threadIdx.x; i < HEADER + b.n_frames; i += blockDim.x) ((u32*)b.turn)[i] = turn[i];
+        for (int i = threadIdx.x; i < HEADER + n_frames; i += blockDim.x) ((u32*)b.turn)[i] = turn[i];
+    if (b.now) {
+        int words = sizeof(Counts) / 4 + 2 * (b.n_types + 1) + 2 * n_frames * b.n_types;
+        for (int i = row; i < words; i += gridDim.x * blockDim.x) ((u32*)b.now)[i] = tables[i];
+    }
     __syncthreads();
     if (threadIdx.x == 0 && atomicAdd(counter + 1, 1) == gridDim.x - 1) {
         counter[1] = 0;
@@ -60,10 +98,11 @@ extern "C" __global__ void begin(const __grid_constant__ Batch b, const unsigned
 template <int W> __device__ __forceinline__ void descriptor_of_row(const Batch& b, int each) {
     Place<W> p(b, each);
     int row = p.row, m1 = p.m1, m2 = p.m2, n_d = m1 * m2, ldm = p.ldm;
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     int center = center_of_row(b, row);
     real* a = p.memory(4 * ldm);
-    real* x = b.x[center] + (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
+    real* inputs = b.x[center] + rows_before(b, center, 2) * b.ldx;
+    real* x = inputs + (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
     after_previous();
     p.load(a, b.a);
     p.sync();
@@ -81,7 +120,7 @@ template <int W> __device__ __forceinline__ void descriptor_of_row(const Batch& 
         }
     }
     u32 vacuum = b.row_vacuum[row];
-    real* empty = vacuum == ~0u ? nullptr : b.x[center] + (size_t)(vacuum - b.group_row[center]) * b.ldx;
+    real* empty = vacuum == ~0u ? nullptr : inputs + (size_t)(vacuum - b.group_row[center]) * b.ldx;
     int first = p.thread, stride = p.threads;
     if (empty)
         for (int i = first; i < n_d; i += stride) empty[i] = real(0);
@@ -102,11 +141,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) descriptor(const __grid
 template <int W> __device__ __forceinline__ void tangent_of_row(const Batch& b, int each) {
     Place<W> p(b, each);
     int row = p.row, m1 = p.m1, m2 = p.m2, n_d = m1 * m2, ldm = p.ldm;
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     int center = center_of_row(b, row);
     real *a = p.memory(8 * ldm), *a_dot = a + 4 * ldm;
     u32 first_row = b.group_row[center], n = b.group_row[center + 1] - first_row;
-    real* x = b.x[center] + (size_t)(n + b.row_input[row] - first_row) * b.ldx;
+    real* inputs = b.x[center] + (rows_before(b, center, 2) + n) * b.ldx;
+    real* x = inputs + (size_t)(b.row_input[row] - first_row) * b.ldx;
     // Long there: the wait is for the tangent.
     p.load(a, b.a);
     after_previous();
@@ -134,7 +174,7 @@ template <int W> __device__ __forceinline__ void tangent_of_row(const Batch& b, 
     for (int i = n_d + first; i < b.ldx; i += stride) x[i] = real(0);
     u32 vacuum = b.row_vacuum[row];
     if (vacuum == ~0u) return;
-    real* empty = b.x[center] + (size_t)(n + vacuum - first_row) * b.ldx;
+    real* empty = inputs + (size_t)(vacuum - first_row) * b.ldx;
     for (int i = first; i < b.ldx; i += stride) empty[i] = real(0);
 }
 
@@ -217,10 +257,10 @@ template <int W> __device__ __forceinline__ void adjoint_add(const Place<W>& p, 
 template <int W> __device__ __forceinline__ void adjoint_of_row(const Batch& b, int second, int each) {
     Place<W> p(b, each);
     int row = p.row, ldm = p.ldm;
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     real *a = p.memory(8 * ldm + 4 * p.warps * p.m2), *t = a + 4 * ldm, *sums = t + 4 * ldm;
     int center = center_of_row(b, row), first = p.thread, stride = p.threads;
-    size_t at = (size_t)(b.row_input[row] - b.group_row[center]) * b.ldx;
+    size_t at = (rows_before(b, center, 1) + b.row_input[row] - b.group_row[center]) * b.ldx;
     for (int i = first; i < 4 * ldm; i += stride) t[i] = real(0);
     if (second) {
         // Long there: the wait is for dL/dinput.

@@ -41,7 +41,7 @@ struct Center {
 
 // Blocks share the rows of a batch evenly, each of them rows that follow each other.
 __device__ __forceinline__ int first_row(const Batch& b, int block, int blocks) {
-    return (int)((u64)block * b.n_rows / blocks);
+    return (int)((u64)block * rows_of(b) / blocks);
 }
 
 // Calls work(t, p, n, end) for up to ROWS neighbours of type t at a time: n rows, from pair p on; pair `end` stands for
@@ -78,7 +78,7 @@ template <typename Work> __device__ __forceinline__ void each_chunk(Neighbours& 
 __device__ __forceinline__ void move_neighbours(Neighbours& at, const Batch& b, const Center& center, int p, int end) {
     if (threadIdx.x >= ROWS || p + (int)threadIdx.x >= end) return;
     const Pair& pair = at.pair[threadIdx.x];
-    const double* dl_force = b.dl_force + (size_t)center.f * b.atom_stride * 3;
+    const double* dl_force = b.dl_force + (size_t)center.f * atom_stride_of(b) * 3;
     const double* u_i = dl_force + 3 * (size_t)center.frame.order[center.local];
     const double* u_j = dl_force + 3 * (size_t)center.frame.j[p + threadIdx.x];
     const double* strain = b.dl_virial + 9 * center.f;
@@ -397,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) direct_forces(const __grid_
             net_forward<JETS>(layers, e, params_of(e, d, b, center.type, t), at, n);
             const real *g = kept<JETS>(e, layers, e.n_layers - 1, KEPT_Y), *g1 = g + ROWS * ld;
             for (int k = warp; k < min(n, end - p); k += blockDim.x / 32) {
-                real* out = b.de_d + ((size_t)center.f * b.pair_stride + p + k) * 3;
+                real* out = b.de_d + ((size_t)center.f * pair_stride_of(b) + p + k) * 3;
                 pair_force(out, virial, at.pair[k], g + k * ld, g1 + k * ld, de_a, b.m1, ldm, (real)e.scale);
             }
         });
@@ -472,12 +472,13 @@ extern "C" __global__ void __launch_bounds__(SUMMED * SHARED_BY)
     int stack = e.place[net] / b.n_types, t = e.place[net] % b.n_types;
     // The rows of a type begin with those of the first frame.
     int low = d.n_stacks > 1 ? b.frame_rows[2 * stack] : 0;
-    int high = d.n_stacks > 1 && stack + 1 < b.n_types ? b.frame_rows[2 * (stack + 1)] : b.n_rows;
+    int high = d.n_stacks > 1 && stack + 1 < b.n_types ? b.frame_rows[2 * (stack + 1)] : rows_of(b);
     after_previous();
     double sum = 0;
     if (i < e.net_size)
         for (int k = part; k < blocks; k += SHARED_BY) {
-            if (first_row(b, k, blocks) >= high || first_row(b, k + 1, blocks) <= low || low == high) continue;
+            int first = first_row(b, k, blocks), end = first_row(b, k + 1, blocks);
+            if (first >= high || end <= low || low == high || first == end) continue;
             sum += d.pieces[((size_t)(k + stack) * b.n_types + t) * e.net_size + i];
         }
     sums[part][threadIdx.x % SUMMED] = sum;

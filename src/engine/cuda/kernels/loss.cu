@@ -27,7 +27,7 @@ __device__ __forceinline__ bool has_term(const Batch& b, int term) { return b.tu
 
 // The energy of one input row without the bias of its type, on every lane of a warp.
 __device__ __forceinline__ double energy_of(const Batch& b, int center, u32 input) {
-    const real* y = b.y_last[center] + (size_t)(input - b.group_row[center]) * b.ld_last;
+    const real* y = b.y_last[center] + (rows_before(b, center, 2) + input - b.group_row[center]) * b.ld_last;
     const real* w = b.w_out[center];
     double sum = 0;
     constexpr int MANY = 8;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void force_terms(const Batch& b, const Frame& frame, 
     for (int k = 0; k < 3; k++) error[k] = (force[k] - label[k]) / norm, square += error[k] * error[k];
     double length = sqrt(square);
     if (has_force) {
-        double weight = weights[0], penalties = b.f_use_norm ? b.n_real : 3.0 * b.n_real;
+        double weight = weights[0], penalties = b.f_use_norm ? real_atoms_of(b) : 3.0 * real_atoms_of(b);
         sums[1] = square;
         bool norms = b.f_use_norm && b.function == MAE;
         sums[2] = norms ? length : fabs(error[0]) + fabs(error[1]) + fabs(error[2]);
@@ -68,7 +68,7 @@ __device__ __forceinline__ void force_terms(const Batch& b, const Frame& frame, 
         }
     }
     if (has_pref) {
-        double weight = weights[1], count = 3.0 * b.n_real;
+        double weight = weights[1], count = 3.0 * real_atoms_of(b);
         for (int k = 0; k < 3; k++) {
             double pref = frame.atom_pref ? frame.atom_pref[3 * atom + k] : 1.0;
             Penalty p = penalty(b.function, 0.0, error[k]);
@@ -102,11 +102,11 @@ __device__ __forceinline__ void add_pairs(double (&force)[3], const real* de_d, 
 // Force and energy of every row, and the seeds of the force terms: one warp for each row.
 extern "C" __global__ void collect(const __grid_constant__ Batch b) {
     int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     // Frames and slots do not change in a step.
     int f = b.row_frame[row], local = b.row_local[row], center = center_of_row(b, row);
     const Frame frame = b.frames[b.turn->slots[f]];
-    const real* de_d = b.de_d + (size_t)f * b.pair_stride * 3;
+    const real* de_d = b.de_d + (size_t)f * pair_stride_of(b) * 3;
     const u32* start = frame.pair_start + (size_t)local * b.n_types;
     u32 atom = frame.order[local];
     u32 first = start[0], end = start[b.n_types];
@@ -124,7 +124,7 @@ extern "C" __global__ void collect(const __grid_constant__ Batch b) {
     u32 vacuum = b.row_vacuum[row];
     if (vacuum != ~0u) energy -= energy_of(b, center, vacuum) + (b.b_out[center] ? (double)*b.b_out[center] : 0.0);
     if (lane != 0) return;
-    size_t at = (size_t)f * b.atom_stride + atom;
+    size_t at = (size_t)f * atom_stride_of(b) + atom;
     b.atom_energy[at] = energy + b.bias[center];
     for (int k = 0; k < 3; k++) b.force[3 * at + k] = force[k];
     if (!b.used) return;
@@ -144,19 +144,16 @@ __device__ __forceinline__ void energy_seed(const Batch& b, int row, double dl_e
 extern "C" __global__ void energy_seeds(const __grid_constant__ Batch b) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
     after_previous();
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     int f = b.row_frame[row];
     u32 atom = b.frames[b.turn->slots[f]].order[b.row_local[row]];
-    energy_seed(b, row, b.dl_energy[f], b.dl_atom_energy[(size_t)f * b.atom_stride + atom]);
+    energy_seed(b, row, b.dl_energy[f], b.dl_atom_energy[(size_t)f * atom_stride_of(b) + atom]);
 }
 
-// Energy and virial of every frame, the terms of the loss that follow from them and their seeds: a block for each.
-extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_constant__ Batch b) {
-    __shared__ double scratch[8];
-    int f = blockIdx.x;
-    after_previous();
+// Energy and virial of a frame, the terms of the loss that follow from them and their seeds.
+__device__ __forceinline__ void sum_frame(const Batch& b, int f, double* scratch) {
     const Frame frame = b.frames[b.turn->slots[f]];
-    size_t first = (size_t)f * b.atom_stride;
+    size_t first = (size_t)f * atom_stride_of(b);
     double energy = 0, compared = 0, virial[9] = {}, force[6] = {}, atoms[3] = {};
     bool weighs = b.use_coeff && frame.atom_coeff;
     bool has_atoms = b.used && has_term(b, ATOM_ENERGY_TERM);
@@ -194,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_consta
     if (has_term(b, ENERGY_TERM)) {
         double error = compared - frame.energy, scaled = error * frame.per_atom;
         Penalty p = extensive(b, error, frame.per_atom, b.delta[0]);
-        dl_energy = b.turn->weight[ENERGY_TERM] * p.slope / b.n_frames;
+        dl_energy = b.turn->weight[ENERGY_TERM] * p.slope / frames_of(b);
         energy_sums[0] = p.value, energy_sums[1] = scaled * scaled, energy_sums[2] = fabs(scaled);
     }
     double dl_virial[9] = {};
@@ -202,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_consta
         for (int k = 0; k < 9; k++) {
             double error = virial[k] - frame.virial[k], scaled = error * frame.per_atom;
             Penalty p = extensive(b, error, frame.per_atom, b.delta[2]);
-            dl_virial[k] = b.turn->weight[VIRIAL_TERM] * p.slope / (9.0 * b.n_frames);
+            dl_virial[k] = b.turn->weight[VIRIAL_TERM] * p.slope / (9.0 * frames_of(b));
             virial_sums[0] += p.value, virial_sums[1] += scaled * scaled, virial_sums[2] += fabs(scaled);
         }
     for (int t = 0; t < b.n_types; t++) {
@@ -212,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_consta
             double dl_atom = weighs ? frame.atom_coeff[atom] * dl_energy : 0.0;
             if (has_atoms) {
                 Penalty p = penalty(b.function, b.delta[0], b.atom_energy[first + atom] - frame.atom_energy[atom]);
-                dl_atom += b.turn->weight[ATOM_ENERGY_TERM] * p.slope / b.n_real;
+                dl_atom += b.turn->weight[ATOM_ENERGY_TERM] * p.slope / real_atoms_of(b);
             }
             energy_seed(b, r, weighs ? 0.0 : dl_energy, dl_atom);
         }
@@ -229,13 +226,21 @@ extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_consta
     }
 }
 
+// The blocks take the frames of the batch in turn.
+extern "C" __global__ void __launch_bounds__(256) sum_frames(const __grid_constant__ Batch b) {
+    __shared__ double scratch[8];
+    after_previous();
+    int n_frames = frames_of(b);
+    for (int f = blockIdx.x; f < n_frames; f += gridDim.x) sum_frame(b, f, scratch);
+}
+
 // The loss of the batch and its displayed errors; remembers a loss that is not finite, and the tail of the series.
 extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constant__ Batch b,
                                                             const __grid_constant__ Embedding e) {
     __shared__ double scratch[8];
     after_previous();
     bool norms = b.f_use_norm && b.function == MAE;
-    double F = b.n_frames, n = b.n_real;
+    double F = frames_of(b), n = real_atoms_of(b);
     double penalties[5] = {F, b.f_use_norm ? n : 3.0 * n, 9.0 * F, n, 3.0 * n};
     double counts[5] = {F, norms ? n : 3.0 * n, 9.0 * F, n, 3.0 * n};
     double loss = 0;
@@ -247,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_batch(const __grid_constan
             continue;
         }
         double sums[3] = {};
-        for (int f = threadIdx.x; f < b.n_frames; f += blockDim.x)
+        for (int f = threadIdx.x; f < (int)F; f += blockDim.x)
             for (int k = 0; k < 3; k++) sums[k] += b.frame_sums[(size_t)15 * f + 3 * term + k];
         for (int k = 0; k < 3; k++) sums[k] = block_sum(sums[k], scratch);
         loss += b.turn->weight[term] * sums[0] / penalties[term];

@@ -113,6 +113,7 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
     int each = min(PAIRS, 2 * PAIRS / warps);  // few pairs each where several warps share them
     const u32* start = frame.panel_start + (size_t)local * n_panels;
     real *functions = near + 18 * PAIR_LD, *turns = functions + 4 * PAIR_LD;
+    const double* dl_force = MOVES ? b.dl_force + (size_t)f * atom_stride_of(b) * 3 : nullptr;
     real u_i[3] = {};
     bool waits = MOVES;
     for (int panel0 = 0; panel0 < n_panels; panel0 += at_once) {
@@ -135,14 +136,14 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
             if (waits) {
                 // Frames and slots do not change in a step: what is above needs no wait.
                 after_previous();
-                const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.order[local]) * 3;
+                const double* at = dl_force + 3 * (size_t)frame.order[local];
                 for (int k = 0; k < 3; k++) u_i[k] = (real)at[k];
                 waits = false;
             }
             if (MOVES) {
                 real v[3] = {}, along = 0;
                 if (is_there) {
-                    const double* at = b.dl_force + ((size_t)f * b.atom_stride + frame.j[p]) * 3;
+                    const double* at = dl_force + 3 * (size_t)frame.j[p];
                     for (int k = 0; k < 3; k++) {
                         v[k] = u_i[k] - (real)at[k];
                         if (b.wants_virial) {
@@ -302,7 +303,7 @@ __device__ __forceinline__ int center_of_row(const Batch& b, int row) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features_tangent(const __grid_constant__ Batch b, int each) {
     Share share(each);
     int row = share.row;
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     int f = b.row_frame[row];
     const Frame frame = b.frames[b.turn->slots[f]];
     real *sums, *near = feature_memory(share, sums);
@@ -362,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
                                                                         int is_near) {
     Share share(each);
     int row = share.row;
-    if (row >= b.n_rows) return;
+    if (row >= rows_of(b)) return;
     int n_panels = b.n_panels, terms = b.terms, columns = b.columns, lane = threadIdx.x % 32;
     int ld = is_near ? force_ld(columns) : columns;
     real* near = (real*)shared_bytes + threadIdx.x / 32 * FORCE_ROWS * PAIR_LD;
@@ -371,6 +372,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
     int f = b.row_frame[row], local = b.row_local[row], center = center_of_row(b, row);
     const Frame frame = b.frames[b.turn->slots[f]];
     const u32* start = frame.panel_start + (size_t)local * n_panels;
+    real* de_d = b.de_d + (size_t)f * pair_stride_of(b) * 3;
     // The warps of the row take `many` pairs of one panel in turn.
     int many = max(16, PAIRS / share.warps), t = 0, p0 = start[0];
     auto move_on = [&](int turns) {
@@ -409,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
             real de_s = value[0] + argument.slope * turn;
             real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
             real radial = pair.s_slope * de_s + pair.q_slope * along;
-            real* out = b.de_d + ((size_t)f * b.pair_stride + p0 + lane) * 3;
+            real* out = de_d + 3 * (size_t)(p0 + lane);
             for (int k = 0; k < 3; k++) {
                 real de = pair.q * value[k + 1] + radial * d[k];
                 out[k] = de;

@@ -29,6 +29,23 @@ struct Task {
     int ld_de_y, folds, fold, activation;
     int tiles_n, first_tile, splits, kind;
     u64 split_stride;          // PARTIAL: from one piece to the next
+    // Not null: where the rows of this product begin and end in the batch of this step. The sizes above are those that tiles
+    // were chosen for; what is below says where the product lies.
+    const u32* extent;
+    int times;                 // m (k, where A is transposed) is so many times the rows
+    int a_first, a_n;          // rows of A before its own: so many times the first, and so many times the rows; also y's
+    int b_first, c_first;      // the same of B, and of what has rows of C
+    int dz_n;                  // dz begins at twice the first, and so many times the rows
+};
+
+// A product of the batch of this step: its size, and the rows of its group. Where no extent says them, first and n are zero.
+struct Span {
+    int m, k, first, n;
+    // Rows that stand before its own in A (and y), in B, in what has rows of C, and in dz.
+    __device__ __forceinline__ int a(const Task& t) const { return t.a_first * first + t.a_n * n; }
+    __device__ __forceinline__ int b(const Task& t) const { return t.b_first * first; }
+    __device__ __forceinline__ int c(const Task& t) const { return t.c_first * first; }
+    __device__ __forceinline__ int dz(const Task& t) const { return 2 * first + t.dz_n * n; }
 };
 
 #define MAX_TASKS 8
@@ -128,11 +145,11 @@ template <int KIND> __device__ __forceinline__ Pack brought(const Task& t, int r
 // What the end of a product reads for one pack of C.
 struct Inputs { Pack shortcut, kept, kept_2, de_y, z_dot; };
 
-template <int KIND> __device__ __forceinline__ void fetch(Inputs& in, const Task& t, int row, int col) {
-    size_t at = (size_t)row * t.ldc + col;
+template <int KIND> __device__ __forceinline__ void fetch(Inputs& in, const Task& t, const Span& span, int row, int col) {
+    size_t at = (size_t)(row + span.c(t)) * t.ldc + col;
     if (KIND == STORE || KIND == PARTIAL) return;
     if (t.folds) {
-        in.shortcut = brought<KIND>(t, row, col);
+        in.shortcut = brought<KIND>(t, row + (KIND == FORWARD || KIND == TANGENT ? span.a(t) : span.c(t)), col);
     } else {
 #pragma unroll
         for (int v = 0; v < VEC; v++) in.shortcut.x[v] = real(0);
@@ -142,7 +159,7 @@ template <int KIND> __device__ __forceinline__ void fetch(Inputs& in, const Task
         in.kept = pack_at((t.activation == TANH ? t.f : t.d) + at);
         if (KIND != BACKWARD_E && t.activation != TANH) in.kept_2 = pack_at(t.dd + at);
         if (KIND == BACKWARD_L) {
-            in.de_y = pack_at(t.de_y + (size_t)row * t.ld_de_y + col);
+            in.de_y = pack_at(t.de_y + (size_t)(row + span.c(t)) * t.ld_de_y + col);
             in.z_dot = pack_at(t.z_dot + at);
         }
     }
@@ -170,9 +187,10 @@ __device__ __forceinline__ Jet<real> kept_jet(const Task& t, const Inputs& in, i
 }
 
 // What follows from one pack of C in a layer of a net.
-template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, const Inputs& in, const Constants& of,
-                                                                 size_t at, int row, int col, Pack value) {
+template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, const Span& span, const Inputs& in,
+                                                                 const Constants& of, int row, int col, Pack value) {
     const Pack &idt = of.idt, &bias = of.bias, &w_out = of.w_out;
+    size_t at = (size_t)(row + span.c(t)) * t.ldc + col, at_dz = (size_t)(row + span.dz(t)) * t.ldc + col;
     Pack y, dz;
     if (KIND == FORWARD) {
         Pack f, d, dd;
@@ -184,16 +202,16 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
         }
         put(t.f + at, f);
         if (t.activation != TANH) put(t.d + at, d), put(t.dd + at, dd);
-        put(t.y + (size_t)row * t.ldy + col, y);
+        put(t.y + (size_t)(row + span.a(t)) * t.ldy + col, y);
         if (t.w_out) {
 #pragma unroll
             for (int v = 0; v < VEC; v++) dz.x[v] = w_out.x[v] * d.x[v] * idt.x[v];
-            put(t.dz + at, dz);
+            put(t.dz + at_dz, dz);
         }
     }
     if (KIND == TANGENT) {
         Pack dl_y;
-        real dl_e = t.w_out ? t.dl_e[row] : real(0);
+        real dl_e = t.w_out ? t.dl_e[row + span.c(t)] : real(0);
 #pragma unroll
         for (int v = 0; v < VEC; v++) {
             Jet<real> j = kept_jet(t, in, v);
@@ -204,8 +222,8 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
             }
         }
         put(t.z_dot + at, value);
-        put(t.y + (size_t)row * t.ldy + col, y);
-        if (t.w_out) put(t.dl_y + at, dl_y), put(t.dz + at, dz);
+        put(t.y + (size_t)(row + span.a(t)) * t.ldy + col, y);
+        if (t.w_out) put(t.dl_y + at, dl_y), put(t.dz + at_dz, dz);
     }
     if (KIND == BACKWARD_E || KIND == BACKWARD_L) {
 #pragma unroll
@@ -218,17 +236,18 @@ template <int KIND> __device__ __forceinline__ void finish_layer(const Task& t, 
                 dz.x[v] = KIND == BACKWARD_E ? value.x[v] * j.d * idt.x[v]
                                              : idt.x[v] * (value.x[v] * j.d + in.de_y.x[v] * j.dd * in.z_dot.x[v]);
             }
-            put(t.dz + at, dz);
+            put(t.dz + at_dz, dz);
         }
     }
 }
 
 // One pack of C and everything that follows from it.
-template <int KIND> __device__ __forceinline__ void finish(const Task& t, const Inputs& in, const Constants& of,
-                                                           int split_index, int row, int col, Pack value) {
-    size_t at = (size_t)row * t.ldc + col;
+template <int KIND> __device__ __forceinline__ void finish(const Task& t, const Span& span, const Inputs& in,
+                                                           const Constants& of, int split_index, int row, int col,
+                                                           Pack value) {
+    size_t at = (size_t)(row + span.c(t)) * t.ldc + col;
     if constexpr (KIND == STORE || KIND == PARTIAL) put(t.c + (KIND == STORE ? 0 : split_index * t.split_stride) + at, value);
-    else finish_layer<KIND>(t, in, of, at, row, col, value);
+    else finish_layer<KIND>(t, span, in, of, row, col, value);
 }
 
 // Copies the tiles of one operand to shared memory, step after step of BK along the product's inner dimension k.
@@ -348,11 +367,15 @@ struct Tile {
 
     static __device__ void run(const Products& p) {
         real* shared = (real*)shared_bytes;
-        int which = 0, tile = blockIdx.x;
-        while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;
+        int which = 0, first_tile = 0;
+        Span span;
+        if (!find(p, which, first_tile, span)) {
+            after_previous();  // what comes next relies on this kernel's wait
+            return;
+        }
         const Task& t = p.tasks[which];
-        int local = tile - t.first_tile;
-        int n_tiles = t.tiles_n * ((t.m + BM - 1) / BM);
+        int local = blockIdx.x - first_tile;
+        int n_tiles = t.tiles_n * ((span.m + BM - 1) / BM);
         // Members of a team stand side by side.
         int split_index = TEAM ? local % t.splits : local / n_tiles;
         local = TEAM ? local / t.splits : local % n_tiles;
@@ -360,8 +383,8 @@ struct Tile {
         int first_pack = TEAM ? PACKS * split_index / t.splits : 0;
         int end_pack = TEAM ? PACKS * (split_index + 1) / t.splits : PACKS;
         int row0 = local / t.tiles_n * BM, col0 = local % t.tiles_n * BN;
-        int chunk = ((t.k + t.splits - 1) / t.splits + BK - 1) / BK * BK;
-        int k0 = split_index * chunk, k1 = min(t.k, k0 + chunk);
+        int chunk = ((span.k + t.splits - 1) / t.splits + BK - 1) / BK * BK;
+        int k0 = split_index * chunk, k1 = min(span.k, k0 + chunk);
 
         int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         int wm = warp % WM, wn = warp / WM % WN, wk = warp / (WM * WN);
@@ -376,12 +399,15 @@ struct Tile {
         int steps = k1 > k0 ? (k1 - k0 + BK - 1) / BK : 0;
         ALoader load_a;
         BLoader load_b;
-        const real* const* rows = t.rows;
+        const real* const* rows = GATHER ? t.rows + span.a(t) : nullptr;
         int lda = t.lda, ldb = t.ldb;
-        if (steps) load_b.start(t.b, nullptr, ldb, col0, t.n, k0, k1);
+        if (steps) load_b.start(t.b + (size_t)span.b(t) * ldb, nullptr, ldb, col0, t.n, k0, k1);
         // Warps wait for copies and for free room, never for each other: a stage is full when the copies of all threads
         // are there, and empty when all warps have read it.
         __shared__ u64 full[STAGES], empty[STAGES];
+        // The end of the product finds its place here; registers are for the sums.
+        __shared__ Span kept;
+        if (threadIdx.x == 0) kept = span;
         if (threadIdx.x < STAGES) {
             phase_init(full + threadIdx.x, THREADS);
             phase_init(empty + threadIdx.x, THREADS / 32);
@@ -398,7 +424,7 @@ struct Tile {
             next_k += BK;
             if (++write == STAGES) write = 0, write_parity ^= 1;
         };
-        bool inside = row0 + BM <= t.m && col0 + BN <= t.n;
+        bool inside = row0 + BM <= span.m && col0 + BN <= t.n;
         // Where A is not transposed, B has weights or coefficients, which do not change between an update and the next: the
         // first of them come before the kernel that makes A has ended.
         auto load_first = [&](auto&& load_one) {
@@ -409,22 +435,22 @@ struct Tile {
         auto first_b = [&](real* at, int k) { load_b.template load<false>(at + A_SIZE, nullptr, ldb, k, k1, col0); };
         if (!A_T) load_first(first_b);
         Early early;
-        if (!A_T && B_T && t.kind != STORE) fetch_early<BACKWARD_L, Constants>(early, t, first_pack, end_pack, row0, col0);
-        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Constants>(early, t, first_pack, end_pack, row0, col0);
-        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Constants>(early, t, first_pack, end_pack, row0, col0);
+        if (!A_T && B_T && t.kind != STORE) fetch_early<BACKWARD_L, Constants>(early, t, span, first_pack, end_pack, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Constants>(early, t, span, first_pack, end_pack, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Constants>(early, t, span, first_pack, end_pack, row0, col0);
         after_previous();
         if (A_T) load_first(first_b);
-        if (steps) load_a.start(t.a, rows, lda, row0, t.m, k0, k1);
+        if (steps) load_a.start(GATHER ? nullptr : t.a + (size_t)span.a(t) * lda, rows, lda, row0, span.m, k0, k1);
         load_first([&](real* at, int k) {
             load_a.template load<false>(at, rows, lda, k, k1, row0);
             phase_arrive_copied(full + write);
             next_k += BK, write++;
         });
         // What the end of a small tile reads is on its way while the sums are made.
-        if (!A_T && B_T && t.kind == BACKWARD_E) fetch_early<BACKWARD_E, Inputs>(early, t, first_pack, end_pack, row0, col0);
-        if (!A_T && B_T && t.kind == BACKWARD_L) fetch_early<BACKWARD_L, Inputs>(early, t, first_pack, end_pack, row0, col0);
-        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Inputs>(early, t, first_pack, end_pack, row0, col0);
-        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Inputs>(early, t, first_pack, end_pack, row0, col0);
+        if (!A_T && B_T && t.kind == BACKWARD_E) fetch_early<BACKWARD_E, Inputs>(early, t, span, first_pack, end_pack, row0, col0);
+        if (!A_T && B_T && t.kind == BACKWARD_L) fetch_early<BACKWARD_L, Inputs>(early, t, span, first_pack, end_pack, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == FORWARD) fetch_early<FORWARD, Inputs>(early, t, span, first_pack, end_pack, row0, col0);
+        if (!A_T && !B_T && !GATHER && t.kind == TANGENT) fetch_early<TANGENT, Inputs>(early, t, span, first_pack, end_pack, row0, col0);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             phase_wait(full + read, read_parity);
@@ -449,53 +475,91 @@ struct Tile {
             team_arrive();
             team_wait();
             int i = first_pack + threadIdx.x, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
-            bool is_there = i < end_pack && row < t.m && col < t.n;
+            bool is_there = i < end_pack && row < kept.m && col < t.n;
             Pack sum;
             if (is_there) sum = added_of_team(shared, i, t.splits);
             // Nobody leaves, or uses its memory again, before all have read it.
             team_arrive();
-            if (is_there && t.kind == FORWARD) finish<FORWARD>(t, early.in[0], early.of[0], 0, row, col, sum);
-            if (is_there && t.kind == TANGENT) finish<TANGENT>(t, early.in[0], early.of[0], 0, row, col, sum);
+            if (is_there && t.kind == FORWARD) finish<FORWARD>(t, kept, early.in[0], early.of[0], 0, row, col, sum);
+            if (is_there && t.kind == TANGENT) finish<TANGENT>(t, kept, early.in[0], early.of[0], 0, row, col, sum);
             team_wait();
             return;
         }
         bool added_up = t.splits > 1 && t.kind != PARTIAL;
-        if (added_up && !add_pieces(shared, p, t, local, split_index, n_tiles)) return;
+        if (added_up) {
+            int stride = t.tiles_n * ((kept.m + BM - 1) / BM);
+            if (!add_pieces(shared, p, t, blockIdx.x - split_index * stride, split_index, stride)) return;
+        }
         int copies = added_up ? 1 : WK;
         // Which kinds there are follows from the operands.
         if (A_T) {
-            if (t.kind == PARTIAL) finish_tile<PARTIAL>(t, early, shared, copies, split_index, row0, col0);
-            else finish_tile<STORE>(t, early, shared, copies, split_index, row0, col0);
+            if (t.kind == PARTIAL) finish_tile<PARTIAL>(t, kept, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, kept, early, shared, copies, split_index, row0, col0);
         } else if (B_T) {
-            if (t.kind == BACKWARD_E) finish_tile<BACKWARD_E>(t, early, shared, copies, split_index, row0, col0);
-            else if (t.kind == BACKWARD_L) finish_tile<BACKWARD_L>(t, early, shared, copies, split_index, row0, col0);
-            else finish_tile<STORE>(t, early, shared, copies, split_index, row0, col0);
+            if (t.kind == BACKWARD_E) finish_tile<BACKWARD_E>(t, kept, early, shared, copies, split_index, row0, col0);
+            else if (t.kind == BACKWARD_L) finish_tile<BACKWARD_L>(t, kept, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, kept, early, shared, copies, split_index, row0, col0);
         } else {
-            if (!GATHER && t.kind == FORWARD) finish_tile<FORWARD>(t, early, shared, copies, split_index, row0, col0);
+            if (!GATHER && t.kind == FORWARD) finish_tile<FORWARD>(t, kept, early, shared, copies, split_index, row0, col0);
             else if (!GATHER && t.kind == TANGENT)
-                finish_tile<TANGENT>(t, early, shared, copies, split_index, row0, col0);
-            else finish_tile<STORE>(t, early, shared, copies, split_index, row0, col0);
+                finish_tile<TANGENT>(t, kept, early, shared, copies, split_index, row0, col0);
+            else finish_tile<STORE>(t, kept, early, shared, copies, split_index, row0, col0);
         }
     }
 
+    // Which product this block makes a tile of, its first tile and where it lies; false: there are fewer tiles than blocks.
+    static __device__ __forceinline__ bool find(const Products& p, int& which, int& first_tile, Span& span) {
+        int tile = blockIdx.x;
+        if (A_T || !p.tasks[0].extent) {
+            while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;
+            const Task& t = p.tasks[which];
+            first_tile = t.first_tile, span = {t.m, t.k, 0, 0};
+            if (A_T && t.extent) {
+                span.first = __ldcg(t.extent), span.n = __ldcg(t.extent + 1) - span.first;
+                span.k = t.times * span.n;
+            }
+            return true;
+        }
+        if (GATHER) after_previous();  // `begin`, right before this kernel, has written them
+        int first[MAX_TASKS], n[MAX_TASKS];
+#pragma unroll
+        for (int i = 0; i < MAX_TASKS; i++) {
+            const u32* extent = p.tasks[min(i, p.n_tasks - 1)].extent;
+            first[i] = __ldcg(extent), n[i] = __ldcg(extent + 1) - first[i];
+        }
+#pragma unroll
+        for (int i = 0; i < MAX_TASKS; i++) {
+            if (i == p.n_tasks) break;
+            const Task& t = p.tasks[i];
+            int count = t.tiles_n * ((t.times * n[i] + BM - 1) / BM) * t.splits;
+            if (tile < first_tile + count) {
+                which = i, span = {t.times * n[i], t.k, first[i], n[i]};
+                return true;
+            }
+            first_tile += count;
+        }
+        return false;
+    }
+
     template <int KIND, typename What>
-    static __device__ __forceinline__ void fetch_early(Early& early, const Task& t, int first_pack, int end_pack, int row0,
-                                                       int col0) {
+    static __device__ __forceinline__ void fetch_early(Early& early, const Task& t, const Span& span, int first_pack,
+                                                       int end_pack, int row0, int col0) {
         if constexpr (EARLY == 0) return;
 #pragma unroll
         for (int u = 0; u < (EARLY ? EARLY : 1); u++) {
             int i = first_pack + threadIdx.x + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
-            if (i >= end_pack || row >= t.m || col >= t.n) continue;
-            if constexpr (sizeof(What) == sizeof(Inputs)) fetch<KIND>(early.in[u], t, row, col);
+            if (i >= end_pack || row >= span.m || col >= t.n) continue;
+            if constexpr (sizeof(What) == sizeof(Inputs)) fetch<KIND>(early.in[u], t, span, row, col);
             else fetch<KIND>(early.of[u], t, col);
         }
     }
 
     // Reads what several packs need before the first of them is written.
     template <int KIND>
-    static __device__ __forceinline__ void finish_tile(const Task& task, const Early& early, const real* shared,
-                                                       int copies, int split_index, int row0, int col0) {
+    static __device__ __forceinline__ void finish_tile(const Task& task, const Span& where, const Early& early,
+                                                       const real* shared, int copies, int split_index, int row0, int col0) {
         const Task t = task;
+        const Span span = where;
         constexpr int TOGETHER = EARLY ? EARLY : KIND == BACKWARD_L ? 2 : 4;
 #pragma unroll 1
         for (int first = threadIdx.x; first < PACKS; first += TOGETHER * THREADS) {
@@ -504,16 +568,16 @@ struct Tile {
             for (int u = 0; u < TOGETHER; u++) {
                 int i = first + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
                 if (EARLY) in[u] = early.in[u];
-                else if (i < PACKS && row < t.m && col < t.n) fetch<KIND>(in[u], t, row, col);
+                else if (i < PACKS && row < span.m && col < t.n) fetch<KIND>(in[u], t, span, row, col);
             }
 #pragma unroll
             for (int u = 0; u < TOGETHER; u++) {
                 int i = first + u * THREADS, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
-                if (i >= PACKS || row >= t.m || col >= t.n) continue;
+                if (i >= PACKS || row >= span.m || col >= t.n) continue;
                 Constants of;
                 if (EARLY) of = early.of[u];
                 else fetch<KIND>(of, t, col);
-                finish<KIND>(t, in[u], of, split_index, row, col, added(shared, i, copies));
+                finish<KIND>(t, span, in[u], of, split_index, row, col, added(shared, i, copies));
             }
         }
     }
@@ -576,17 +640,17 @@ struct Tile {
 
     // Leaves this block's piece of the sum over k. The block that comes last adds up all of them, from the first to the
     // last, in place of its own part of the tile (true).
-    static __device__ bool add_pieces(real* shared, const Products& p, const Task& t, int local, int split_index,
+    static __device__ bool add_pieces(real* shared, const Products& p, const Task& t, int tile, int split_index,
                                       int n_tiles) {
         __shared__ bool last;
-        real* pieces = p.workspace + ((size_t)t.first_tile + local) * (BM * BN);
+        real* pieces = p.workspace + (size_t)tile * (BM * BN);
         size_t stride = (size_t)n_tiles * (BM * BN);
         for (int i = threadIdx.x; i < PACKS; i += THREADS)
             put(pieces + split_index * stride + i * VEC, added(shared, i, WK));
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            u32* counter = p.counters + t.first_tile + local;
+            u32* counter = p.counters + tile;
             last = atomicAdd(counter, 1) == (u32)t.splits - 1;
             if (last) *counter = 0;
             __threadfence();

@@ -5,8 +5,9 @@ struct Columns {
     const real *dl_z, *dl_y, *f, *d, *de_y, *z_dot;
     const real *x, *x_dot, *dl_e;  // output layer: x not null
     double *b, *t;                 // [chunks, stride] pieces; null: not wanted
-    int rows, cols, ld, ld_de_y, rows_each, first_block, activation, unused;
+    int rows, cols, ld, ld_de_y, rows_each, first_block, activation, chunks;
     u64 stride;
+    const u32* extent;             // not null: where the rows begin and end in the batch of this step, in so many chunks
 };
 
 // One matrix or vector of the parameters.
@@ -29,9 +30,16 @@ extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tas
     int which = 0;
     while (which + 1 < n_tasks && (int)blockIdx.x >= tasks[which + 1].first_block) which++;
     const Columns c = tasks[which];
-    int chunk = blockIdx.x - c.first_block;
-    int first = chunk * c.rows_each, end = min(c.rows, first + c.rows_each);
+    int chunk = blockIdx.x - c.first_block, rows = c.rows, rows_each = c.rows_each, before = 0;
     after_previous();
+    size_t x_dot = 0;  // behind the values
+    if (c.extent) {
+        before = c.extent[0], rows = c.extent[1] - before;
+        rows_each = (rows + c.chunks - 1) / c.chunks, x_dot = (size_t)rows * c.ld;
+    }
+    // Arrays of values and tangents have twice the rows before them.
+    int first = before + chunk * rows_each, end = min(before + rows, first + rows_each);
+    size_t twice = (size_t)before * c.ld;
     for (int o = threadIdx.x; o < c.cols; o += blockDim.x) {
         double b = 0, t = 0;
         if (c.x) {
@@ -39,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tas
 #pragma unroll 4
             for (int r = first; r < end; r++) {
                 size_t at = (size_t)r * c.ld + o;
-                t += (double)c.dl_e[r] * (double)c.x[at] + (double)c.x_dot[at];
+                t += (double)c.dl_e[r] * (double)c.x[twice + at] + (double)c.x_dot[twice + x_dot + at];
                 b += (double)c.dl_e[r];
             }
             c.t[chunk * c.stride + o] = t;
@@ -49,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_columns(const Columns* tas
 #pragma unroll 4
         for (int r = first; r < end; r++) {
             size_t at = (size_t)r * c.ld + o;
-            b += (double)c.dl_z[at];
+            b += (double)c.dl_z[twice + at];
             if (c.t) {
                 real f = c.f[at], d = c.activation == TANH ? real(1) - f * f : c.d[at];
                 t += (double)(c.dl_y[at] * f + c.de_y[(size_t)r * c.ld_de_y + o] * d * c.z_dot[at]);

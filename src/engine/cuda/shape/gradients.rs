@@ -3,7 +3,7 @@
 use super::super::layout::{self, Columns, Kind, Task, View};
 use super::super::products::{Operands, ProductLaunch};
 use super::super::sys::DevicePtr;
-use super::Builder;
+use super::{Builder, Moves};
 use crate::model::net::LayerShape;
 
 impl Builder<'_> {
@@ -14,7 +14,7 @@ impl Builder<'_> {
             for l in 0..self.hidden() {
                 let (shape, place) = (&self.model().fitting[c].layers[l], &self.network.places[c][l]);
                 let m = &group.layers[l];
-                tasks.push(Task {
+                let task = Task {
                     a: m.x,
                     lda: m.ldx as i32,
                     b: m.dz,
@@ -27,10 +27,12 @@ impl Builder<'_> {
                     kind: Kind::Partial as i32,
                     split_stride: self.network.n_weights as u64,
                     ..Task::default()
-                });
+                };
+                let moves = Moves { times: 2, a_first: 2, b_first: 2, ..Moves::default() };
+                tasks.push(self.moving(task, self.extent_of_group(c), moves));
             }
         }
-        ProductLaunch::new(self.device(), Operands::Tn, &tasks)
+        ProductLaunch::new(self.device(), Operands::Tn, &tasks, None)
     }
 
     /// Sums over rows of every layer; column o of piece p stands at `[p, o]` of `partial`. Also says, for each layer,
@@ -51,13 +53,15 @@ impl Builder<'_> {
                     rows: group.n as i32,
                     cols: cols as i32,
                     rows_each: rows_each as i32,
+                    chunks: chunks as i32,
+                    extent: self.extent_of_group(c),
                     first_block: block,
                     ..Columns::default()
                 };
                 tasks.push(if output {
                     Columns {
                         x: m.x,
-                        x_dot: self.at(m.x, group.n * m.ldx),
+                        x_dot: self.behind(m.x, group.n, m.ldx),
                         dl_e: self.at(self.batch.dl_e, group.first),
                         t: double(at[0]),
                         b: if shape.b.is_some() { double(at[1]) } else { 0 },
