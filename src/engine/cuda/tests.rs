@@ -1,5 +1,6 @@
 //! The CUDA engine against the reference; skipped by name where there is no GPU.
 
+use super::kernels::Program;
 use super::*;
 use crate::data::Frame;
 use crate::engine::reference::ReferenceEngine;
@@ -175,12 +176,12 @@ fn a_frame_that_no_series_reaches_is_evaluated_by_the_nets_and_the_others_by_the
 fn a_gpu_that_is_lost_says_so_in_every_call_and_how_to_go_on() {
     let env = |name: &str| std::env::var(name).ok();
     let Some(whole) = device(Numbers::F64) else { return };
-    let source = "extern \"C\" __global__ void fall() { __trap(); }";
-    let flags = |(major, minor): (i32, i32)| vec![format!("--gpu-architecture=sm_{major}{minor}")];
-    let trap = Device::open_with(&Cuda::find(&env).unwrap(), 0, Numbers::F64, |capability| {
-        compile::program(source, &flags(capability), &env)
-    })
-    .unwrap();
+    let program = Program {
+        files: &["extern \"C\" __global__ void fall() { __trap(); }"],
+        options: |_, (major, minor)| vec![format!("--gpu-architecture=sm_{major}{minor}")],
+        always: |_| true,
+    };
+    let trap = Device::open_with(&Cuda::find(&env).unwrap(), 0, Numbers::F64, &program, &env).unwrap();
     let held = device::Buffer::of(&whole, &[1.0f64; 8], "a test").unwrap();
     whole.synchronize().unwrap();
     trap.launch("fall", 1, 1, 0, device::arguments![]).unwrap();
