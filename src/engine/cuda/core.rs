@@ -255,6 +255,11 @@ impl Core {
         // A batch without a series is one of no terms.
         let constants = Batch { terms: nets.embedding.terms, ..self.constants };
         let shape = Arc::new(Shape::new(&self.network, nets, &frames, work, constants, key as u64)?);
+        if let Some(direct) = self.direct.as_mut().filter(|_| !by_series)
+            && direct.make_room(&shape.batch)?
+        {
+            self.forget_shapes();
+        }
         self.shapes.insert(key, shape.clone());
         Ok(shape)
     }
