@@ -261,15 +261,13 @@ mod tests {
         let nvrtc = Nvrtc::bind(library).unwrap();
         let (kernels, next) = (PROGRAM.kernels(), AtomicUsize::new(0));
         let kinds = [Numbers::F64, Numbers::F32, Numbers::Tf32, Numbers::Bf16];
-        let cases: Vec<(Numbers, (i32, i32), &(String, String))> = kinds
-            .into_iter()
-            .flat_map(|numbers| [(8, 0), (9, 0)].map(|capability| (numbers, capability)))
-            .flat_map(|(numbers, capability)| kernels.iter().map(move |kernel| (numbers, capability, kernel)))
-            .collect();
+        let targets = kinds.into_iter().flat_map(|numbers| [(numbers, (8, 0)), (numbers, (9, 0))]);
+        let cases: Vec<_> =
+            targets.flat_map(|target| kernels.iter().map(move |kernel| (target, kernel))).collect();
         std::thread::scope(|scope| {
             for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
                 scope.spawn(|| {
-                    while let Some((numbers, capability, (name, source))) =
+                    while let Some(((numbers, capability), (name, source))) =
                         cases.get(next.fetch_add(1, Ordering::Relaxed))
                     {
                         let code = compile(&nvrtc, source, &options(*numbers, *capability));
