@@ -303,15 +303,26 @@ mod tests {
         for kernel in &kernels {
             let name: String = kernel.chars().take(120).collect();
             let body = kernel.split("\n}\n").next().unwrap_or_default();
-            let waits = ["after_previous();", "::run(p);", "_of_row<"];
+            let waits = ["after_previous();", "::run(p);", "_of_row<", "_of_tiles<", " describe<"];
             assert!(waits.iter().any(|call| body.contains(call)), "{name}");
         }
         let run = source.split("void run(const Products& p) {").nth(1).expect("products have one body");
         let before_a = run.split("load_a.start(").next().unwrap_or_default();
         assert!(before_a.contains("after_previous();"), "products wait before they read what a kernel made");
-        for shared in ["descriptor_of_row", "tangent_of_row", "adjoint_of_row", "features_of_row"] {
-            let body =
-                source.split(&format!("void {shared}(")).nth(1).expect("kernels of rows have one body");
+        let bodies = [
+            "descriptor_of_row",
+            "tangent_of_row",
+            "adjoint_of_row",
+            "features_of_row",
+            "nets_of_tiles",
+            "adjoint_of_tiles",
+            "describe",
+        ];
+        for shared in bodies {
+            let body = source
+                .split(&format!("void {shared}("))
+                .nth(1)
+                .expect("kernels of rows and tiles have one body");
             let body = body.split("\n}\n").next().unwrap_or_default();
             assert!(body.contains("after_previous();"), "{shared}");
         }
