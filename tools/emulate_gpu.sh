@@ -9,6 +9,9 @@ set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-cc -shared -fPIC -w -O1 -DEMULATE_H="\"$here/tests/fake/emulate.h\"" -o "$folder/libcuda.so.1" "$here/tests/fake/cuda.c" -ldl -lpthread
+# Every kernel is compiled by itself, so what they share is read once.
+cp "$here/tests/fake/emulate.h" "$folder/"
+c++ -std=c++17 -O1 -w -fPIC -x c++-header "$folder/emulate.h" -o "$folder/emulate.h.gch"
+cc -shared -fPIC -w -O1 -DEMULATE_H="\"$folder/emulate.h\"" -o "$folder/libcuda.so.1" "$here/tests/fake/cuda.c" -ldl -lpthread
 cp "$folder/libcuda.so.1" "$folder/libnvrtc.so.13"
 FAKE_CUDA_RUNS=1 LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} XDG_CACHE_HOME=$folder/cache "$@"

@@ -7,9 +7,9 @@
 # DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
 # TRAINED a model of the stock network after many steps: `times` and `profile` show it beside a fresh one (default: none).
 # OUT   folder for logs and the table (default: a new temporary folder).
-# Sections: unit oracle determinism graph direct layouts sanitizer nccl shared restart streaming memory lost test times utilisation
-# start profile pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for each of PRECISIONS
-# (default: float64), minutes each. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
+# Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart streaming memory
+# lost test times utilisation start profile pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
+# each of PRECISIONS (default: float64), minutes each. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
 bin= data=$here/../shared/data trained= out=
@@ -17,7 +17,7 @@ while getopts b:d:t:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; t) trained=$(realpath "$OPTARG") ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph direct layouts sanitizer nccl shared restart streaming memory lost test times utilisation start profile pinn}
+sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart streaming memory lost test times utilisation start profile pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -202,16 +202,27 @@ for section in $sections; do
         a=$(bits "$out/direct_two") b=$(bits "$folder")
         [ "$a" = "$b" ] && [ -s "$folder/lcurve.out" ]
         result "direct two ranks" $? "two ranks on one GPU $a, one rank with twice the draws $b"
-        say "samples/s of the nets themselves (stock network); 4 frames a step by the series $(speed "$out/direct_series" 4 100)"
+        ;;
+    direct_times)
+        say "samples/s of the nets themselves (stock network, then with relu); 1 4 16 64 frames a step"
         for precision in float64 float32; do
-            line=$(printf '%-10s' $precision)
-            for batch in 1 4 16 64; do
-                steps=$((800 / batch + 20)) folder=$(fresh "direct_time_${precision}_$batch")
-                input "$folder/input.json" $batch $steps $((steps / 2)) $precision && without_series "$folder"
-                train "$folder"
-                line="$line $(printf '%10s' "$(speed "$folder" $batch $steps)")"
+            for key in '"embedding": "direct"' '"activation_function": "relu"'; do
+                line=$(printf '%-10s' $precision)
+                for batch in 1 4 16 64; do
+                    steps=$((6000 / batch + 40)) folder=$(fresh "direct_time_${precision}_$batch")
+                    input "$folder/input.json" $batch $steps $((steps / 2)) $precision && without_series "$folder" "$key"
+                    train "$folder"
+                    line="$line $(printf '%10s' "$(speed "$folder" $batch $steps)")"
+                done
+                say "$line"
             done
-            say "$line"
+        done
+        ;;
+    direct_sanitizer)
+        for tool in memcheck racecheck; do
+            folder=$(fresh "direct_$tool") && input "$folder/input.json" 1 2 1 float64 && without_series "$folder"
+            (cd "$folder" && PHALANX_GRAPHS=0 timeout 500 compute-sanitizer --tool $tool --error-exitcode 9 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
+            result "direct $tool" $? "$(grep 'SUMMARY' "$folder/log" || tail -1 "$folder/log")"
         done
         ;;
     layouts)
@@ -381,6 +392,12 @@ END
         began=$(date +%s.%N)
         train "$folder"
         say "$(printf '%-22s %.2f s for a run of one step, kernels cached' start "$(python3 -c "import time; print(time.time() - $began)")")"
+        for precision in float64 float32; do
+            folder=$(fresh start_empty_$precision) && input "$folder/input.json" 1 1 1 $precision
+            began=$(date +%s.%N)
+            XDG_CACHE_HOME=$folder/cache train "$folder"
+            say "$(printf '%-22s %.2f s for a run of one step, no kernels cached, %s' start "$(python3 -c "import time; print(time.time() - $began)")" $precision)"
+        done
         ;;
     pinn)
         python3 "$here/tools/pinn_frames.py" "$out/pinn.xyz" 800 && python3 "$here/tools/pinn_frames.py" "$out/pinn_eval.xyz" 20

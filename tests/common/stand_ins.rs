@@ -1,7 +1,8 @@
 //! Libraries that stand in for those of a GPU: `fake/cuda.c`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 fn skipped(why: &str) {
     println!("{}: skipped, {why}", std::thread::current().name().unwrap_or("a test"));
@@ -15,7 +16,7 @@ pub fn stand_ins(folder: PathBuf, names: &[&str]) -> Option<PathBuf> {
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-w", "-O1", "-o"])
         .arg(&library)
-        .arg(format!("-DEMULATE_H=\"{}\"", fake.join("emulate.h").display()))
+        .arg(format!("-DEMULATE_H=\"{}\"", emulate_h(&fake).display()))
         .arg(fake.join("cuda.c"))
         .args(["-ldl", "-lpthread"])
         .status()
@@ -37,4 +38,28 @@ pub fn can_run_kernels() -> bool {
         skipped("no C++ compiler");
     }
     can
+}
+
+/// What kernels that run on the CPU begin with, read by the C++ compiler once: every kernel is compiled by itself.
+fn emulate_h(fake: &Path) -> PathBuf {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    let make = || {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulate");
+        std::fs::create_dir_all(&folder).unwrap();
+        let (header, own) = (folder.join("emulate.h"), folder.join(format!("{}.gch", std::process::id())));
+        std::fs::copy(fake.join("emulate.h"), &header).unwrap();
+        let made = Command::new("c++")
+            .args(["-std=c++17", "-O1", "-w", "-fPIC", "-x", "c++-header"])
+            .arg(&header)
+            .arg("-o")
+            .arg(&own)
+            .status()
+            .is_ok_and(|status| status.success());
+        // Test programs that run at the same time make the same.
+        if made {
+            std::fs::rename(&own, folder.join("emulate.h.gch")).unwrap();
+        }
+        header
+    };
+    MADE.get_or_init(make).clone()
 }

@@ -240,7 +240,6 @@ int cuGetErrorString(int code, const char **out) {
 int nvrtcVersion(int *major, int *minor) { *major = 13, *minor = 0; return 0; }
 /* Kernels of the source, as entries of a table: those with a name of their own, and those that macros of product.cu make. */
 static void write_entries(FILE *out, const char *source) {
-    static const char *kinds[] = {"NN", "NT", "TN", "NN_GATHER", "TN_GATHER", "NN_TEAM"};
     fputs("namespace emulated {\nstatic Entry entries[] = {\n", out);
     for (const char *at = source; (at = strstr(at, "__global__ void")); ) {
         char name[64];
@@ -253,14 +252,10 @@ static void write_entries(FILE *out, const char *source) {
         }
         if (sscanf(at, "%63[a-z0-9_]", name) == 1 && strcmp(name, "name")) fprintf(out, "KERNEL(%s)\n", name);
     }
-    for (int k = 0; k < 6; k++)
-        for (const char *at = source; (at = strstr(at, kinds[k])); at++) {
-            char size[16], kind[16];
-            int is_word = at > source && at[-1] != '_' && strcspn(at, "(") == strlen(kinds[k]);
-            if (!is_word || sscanf(at + strlen(kinds[k]), "(%15[a-z],", size) != 1 || !strcmp(size, "size")) continue;
-            for (int i = 0; i <= (int)strlen(kinds[k]); i++) kind[i] = kinds[k][i] | (kinds[k][i] >= 'A' && kinds[k][i] <= 'Z' ? 32 : 0);
-            fprintf(out, "KERNEL(product_%s_%s)\n", size, kind);
-        }
+    for (const char *at = source; (at = strstr(at, "\nINSTANCE(")); at++) {
+        char name[32], kind[32];
+        if (sscanf(at, "\nINSTANCE(%31[a-z_0-9], %31[a-z_0-9]", name, kind) == 2) fprintf(out, "KERNEL(%s_%s)\n", name, kind);
+    }
     fputs("};\nstatic Entry* entry_of(const char* name) {\n    for (Entry& e : entries)\n"
           "        if (!strcmp(e.name, name)) return &e;\n    return nullptr;\n}\n}\n", out);
 }

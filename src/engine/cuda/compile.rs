@@ -1,5 +1,6 @@
-//! Compiles the kernels with NVRTC and keeps the result on disk.
+//! Compiles kernels with NVRTC and keeps the results on disk.
 
+use super::kernels::Program;
 use super::layout;
 use super::library;
 use super::products;
@@ -7,7 +8,10 @@ use super::sys::{Handle, Nvrtc, SUCCESS};
 use crate::err;
 use crate::error::Result;
 use std::ffi::{CString, c_char, c_int};
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// How numbers are kept and multiplied on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,41 +56,108 @@ const SOURCES: [&str; 9] = [
     include_str!("kernels/update.cu"),
 ];
 
-/// Machine code for one architecture, such as (9, 0): from the cache, or compiled now and kept there.
-pub fn cubin(
-    numbers: Numbers,
-    capability: (i32, i32),
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Vec<u8>> {
-    program(&SOURCES.concat(), &options(numbers, capability), env)
+/// The kernels of Deep Potential. Which products are needed shows with the first batch; the embedding nets themselves are
+/// evaluated for few models.
+pub const PROGRAM: Program = Program {
+    files: &SOURCES,
+    options,
+    always: |kernel| !kernel.starts_with("product_") && !kernel.starts_with("direct_"),
+};
+
+/// How long a process waits for another one that compiles the same kernel. It takes a few seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at what the other one does.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// NVRTC, where there is one, and the folder in which machine code is kept.
+pub struct Compiler {
+    /// With its version.
+    nvrtc: Result<(Nvrtc, String)>,
+    folder: Option<PathBuf>,
+    /// The user knows that kernels are compiled.
+    told: AtomicBool,
 }
 
-/// Machine code of any program: from the cache, or compiled now and kept there.
-pub fn program(source: &str, options: &[String], env: &dyn Fn(&str) -> Option<String>) -> Result<Vec<u8>> {
-    let key = xxhash_rust::xxh3::xxh3_128((source.to_string() + &options.join(" ")).as_bytes());
-    let folder = cache_folder(env);
-    let nvrtc = library::load(&library::NVRTC, env);
-    let Ok(library) = nvrtc else {
-        // Whatever version compiled it, the machine code is for this source and this architecture.
-        let known = folder.as_deref().and_then(|folder| any_version(folder, key));
-        return known.ok_or_else(|| nvrtc.err().unwrap_or_else(|| err!("cannot load NVRTC")));
-    };
-    let nvrtc = Nvrtc::bind(library).map_err(|name| err!("NVRTC has no {name}: it is too old"))?;
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: both are valid for writing.
-    unsafe { (nvrtc.version)(&mut major, &mut minor) };
-    let path = folder.map(|folder| folder.join(format!("{key:032x}-nvrtc{major}.{minor}.cubin")));
-    if let Some(known) = path.as_deref().and_then(read) {
-        return Ok(known);
+impl Compiler {
+    pub fn find(env: &dyn Fn(&str) -> Option<String>) -> Compiler {
+        let nvrtc = library::load(&library::NVRTC, env).and_then(|library| {
+            let nvrtc = Nvrtc::bind(library).map_err(|name| err!("NVRTC has no {name}: it is too old"))?;
+            let (mut major, mut minor) = (0, 0);
+            // SAFETY: both are valid for writing.
+            unsafe { (nvrtc.version)(&mut major, &mut minor) };
+            Ok((nvrtc, format!("nvrtc{major}.{minor}")))
+        });
+        Compiler { nvrtc, folder: cache_folder(env), told: AtomicBool::new(false) }
     }
-    log::info!("Compiling GPU kernels (once for this machine)...");
-    let code = compile(&nvrtc, source, options)?;
-    if let Some(path) = path
-        && let Err(e) = keep(&path, &code)
-    {
-        log::warn!("cannot keep the compiled kernels in {}: {e}", path.display());
+
+    /// Machine code of a source: from the cache, or compiled now and kept there.
+    pub fn code(&self, source: &str, options: &[String]) -> Result<Vec<u8>> {
+        let key = xxhash_rust::xxh3::xxh3_128((source.to_string() + &options.join(" ")).as_bytes());
+        let (nvrtc, version) = match &self.nvrtc {
+            Ok(found) => found,
+            Err(e) => {
+                // Whatever version compiled it, the machine code is for this source and this architecture.
+                let known = self.folder.as_deref().and_then(|folder| any_version(folder, key));
+                return known.ok_or_else(|| e.clone());
+            }
+        };
+        let Some(folder) = &self.folder else { return self.compile(nvrtc, source, options) };
+        let path = folder.join(format!("{key:032x}-{version}.cubin"));
+        if let Some(known) = read(&path) {
+            return Ok(known);
+        }
+        let turn = Turn::wait(folder.join(format!("{key:032x}.lock")), &path);
+        if let Some(known) = read(&path) {
+            return Ok(known);
+        }
+        let code = self.compile(nvrtc, source, options)?;
+        if let Err(e) = keep(&path, &code) {
+            log::warn!("cannot keep a compiled kernel in {}: {e}", path.display());
+        }
+        drop(turn);
+        Ok(code)
     }
-    Ok(code)
+
+    fn compile(&self, nvrtc: &Nvrtc, source: &str, options: &[String]) -> Result<Vec<u8>> {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            log::info!("Compiling GPU kernels (once for this machine)...");
+        }
+        compile(nvrtc, source, options)
+    }
+}
+
+/// Of processes that start together, ranks of a host say, one compiles a kernel; the others find it in the cache.
+struct Turn {
+    path: PathBuf,
+    /// Locked; the system unlocks it also where the process is killed.
+    _file: File,
+}
+
+impl Turn {
+    /// Waits until nobody else compiles what will be kept at `wanted`, or it is there. `None`: where nothing can be
+    /// locked, or somebody takes too long, everyone compiles for himself.
+    fn wait(path: PathBuf, wanted: &Path) -> Option<Turn> {
+        std::fs::create_dir_all(path.parent()?).ok()?;
+        let file = File::options().create(true).append(true).open(&path).ok()?;
+        let begin = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Some(Turn { path, _file: file }),
+                Err(TryLockError::Error(_)) => return None,
+                Err(TryLockError::WouldBlock) if begin.elapsed() > PATIENCE || wanted.exists() => {
+                    return None;
+                }
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Who has opened it already will find the machine code before he compiles; nobody else needs it.
+        let _ = std::fs::remove_file(&self.path);
+    }
 }
 
 fn options(numbers: Numbers, (major, minor): (i32, i32)) -> Vec<String> {
@@ -175,6 +246,7 @@ pub fn compile(nvrtc: &Nvrtc, source: &str, options: &[String]) -> Result<Vec<u8
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
 
     fn env(name: &str) -> Option<String> {
         std::env::var(name).ok()
@@ -187,18 +259,40 @@ mod tests {
             Err(e) => return println!("every_kernel_compiles: skipped, {}", e.message()),
         };
         let nvrtc = Nvrtc::bind(library).unwrap();
-        let check = |numbers: Numbers, capability: (i32, i32)| {
-            let code = compile(&nvrtc, &SOURCES.concat(), &options(numbers, capability));
-            assert!(code.map_err(|e| panic!("{numbers:?} {capability:?}: {e}")).unwrap().len() > 10_000);
-        };
+        let (kernels, next) = (PROGRAM.kernels(), AtomicUsize::new(0));
+        let kinds = [Numbers::F64, Numbers::F32, Numbers::Tf32, Numbers::Bf16];
+        let targets = kinds.into_iter().flat_map(|numbers| [(numbers, (8, 0)), (numbers, (9, 0))]);
+        let cases: Vec<_> =
+            targets.flat_map(|target| kernels.iter().map(move |kernel| (target, kernel))).collect();
         std::thread::scope(|scope| {
-            for numbers in [Numbers::F64, Numbers::F32, Numbers::Tf32, Numbers::Bf16] {
-                for capability in [(8, 0), (9, 0)] {
-                    let check = &check;
-                    scope.spawn(move || check(numbers, capability));
-                }
+            for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+                scope.spawn(|| {
+                    while let Some(((numbers, capability), (name, source))) =
+                        cases.get(next.fetch_add(1, Ordering::Relaxed))
+                    {
+                        let code = compile(&nvrtc, source, &options(*numbers, *capability));
+                        let code = code.unwrap_or_else(|e| panic!("{name} {numbers:?} {capability:?}: {e}"));
+                        assert!(code.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name}");
+                    }
+                });
             }
         });
+    }
+
+    #[test]
+    fn of_processes_that_compile_the_same_one_at_a_time_does_until_it_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (lock, wanted) = (folder.path().join("deep/7.lock"), folder.path().join("deep/7-nvrtc1.2.cubin"));
+        let mine = Turn::wait(lock.clone(), &wanted).expect("nobody else is there");
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| Turn::wait(lock.clone(), &wanted).is_none());
+            std::thread::sleep(3 * LOOK);
+            assert!(!other.is_finished(), "it waits");
+            keep(&wanted, b"machine code").unwrap();
+            assert!(other.join().unwrap(), "what it waited for is there");
+        });
+        drop(mine);
+        assert!(!lock.exists());
     }
 
     #[test]
@@ -209,15 +303,26 @@ mod tests {
         for kernel in &kernels {
             let name: String = kernel.chars().take(120).collect();
             let body = kernel.split("\n}\n").next().unwrap_or_default();
-            let waits = ["after_previous();", "::run(p);", "_of_row<"];
-            assert!(waits.iter().any(|call| body.contains(call)) || kernel.contains("PRODUCT("), "{name}");
+            let waits = ["after_previous();", "::run(p);", "_of_row<", "_of_tiles<", " describe<"];
+            assert!(waits.iter().any(|call| body.contains(call)), "{name}");
         }
         let run = source.split("void run(const Products& p) {").nth(1).expect("products have one body");
         let before_a = run.split("load_a.start(").next().unwrap_or_default();
         assert!(before_a.contains("after_previous();"), "products wait before they read what a kernel made");
-        for shared in ["descriptor_of_row", "tangent_of_row", "adjoint_of_row", "features_of_row"] {
-            let body =
-                source.split(&format!("void {shared}(")).nth(1).expect("kernels of rows have one body");
+        let bodies = [
+            "descriptor_of_row",
+            "tangent_of_row",
+            "adjoint_of_row",
+            "features_of_row",
+            "nets_of_tiles",
+            "adjoint_of_tiles",
+            "describe",
+        ];
+        for shared in bodies {
+            let body = source
+                .split(&format!("void {shared}("))
+                .nth(1)
+                .expect("kernels of rows and tiles have one body");
             let body = body.split("\n}\n").next().unwrap_or_default();
             assert!(body.contains("after_previous();"), "{shared}");
         }

@@ -316,6 +316,11 @@ impl Core {
         let constants = Batch { terms, columns, ..self.constants };
         // Uses are counted on, so no two shapes have the same number.
         let shape = Arc::new(Shape::new(&self.network, nets, content, work, constants, self.uses)?);
+        if let Some(direct) = self.direct.as_mut().filter(|_| !by_series)
+            && direct.make_room(&shape.batch)?
+        {
+            self.forget_shapes();
+        }
         self.shapes.insert(key, (shape.clone(), self.uses));
         Ok(shape)
     }

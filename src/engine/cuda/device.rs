@@ -1,6 +1,7 @@
 //! One GPU: its context, streams and kernels. Codes of the driver become errors here.
 
 use super::compile::{self, Numbers};
+use super::kernels::{Kernels, Program};
 use super::library;
 pub use super::memory::{Buffer, Pinned};
 pub use super::record::{Event, Graph};
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The oldest driver that is known to work: CUDA 12.0.
 const OLDEST_DRIVER: c_int = 12000;
@@ -158,7 +159,8 @@ pub struct Device {
     overlaps: bool,
     /// Blocks can wait for each other in teams.
     pub teams: bool,
-    module: Handle,
+    /// There when the device has started.
+    kernels: Option<Kernels>,
     functions: Mutex<HashMap<&'static str, usize>>,
     pub index: usize,
     pub name: String,
@@ -173,7 +175,7 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Opens a GPU and loads its kernels.
+    /// Opens a GPU; its kernels are compiled and loaded as they are needed.
     pub fn open(
         cuda: &Arc<Cuda>,
         index: usize,
@@ -183,17 +185,18 @@ impl Device {
         let mut device = Self::new(cuda, index, numbers)?;
         device.overlaps = env("PHALANX_OVERLAP").is_none_or(|value| value != "0");
         device.teams = env("PHALANX_TEAMS").is_none_or(|value| value != "0");
-        device.started(&|capability| compile::cubin(numbers, capability, env))
+        device.started(&compile::PROGRAM, env)
     }
 
-    /// [`Device::open`] with other kernels: `program` gives the machine code for an architecture.
+    /// [`Device::open`] with the kernels of another program.
     pub fn open_with(
         cuda: &Arc<Cuda>,
         index: usize,
         numbers: Numbers,
-        program: impl Fn((i32, i32)) -> Result<Vec<u8>>,
+        program: &Program,
+        env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Arc<Device>> {
-        Self::new(cuda, index, numbers)?.started(&program)
+        Self::new(cuda, index, numbers)?.started(program, env)
     }
 
     fn new(cuda: &Arc<Cuda>, index: usize, numbers: Numbers) -> Result<Device> {
@@ -206,7 +209,7 @@ impl Device {
             held: Default::default(),
             overlaps: false,
             teams: false,
-            module: null,
+            kernels: None,
             functions: Mutex::default(),
             index,
             name,
@@ -216,12 +219,12 @@ impl Device {
         })
     }
 
-    fn started(mut self, program: &dyn Fn((i32, i32)) -> Result<Vec<u8>>) -> Result<Arc<Device>> {
-        self.start(program).map_err(|e| e.at(format!("GPU {}", self.index)))?;
+    fn started(mut self, program: &Program, env: &dyn Fn(&str) -> Option<String>) -> Result<Arc<Device>> {
+        self.start(program, env).map_err(|e| e.at(format!("GPU {}", self.index)))?;
         Ok(Arc::new(self))
     }
 
-    fn start(&mut self, program: &dyn Fn((i32, i32)) -> Result<Vec<u8>>) -> Result<()> {
+    fn start(&mut self, program: &Program, env: &dyn Fn(&str) -> Option<String>) -> Result<()> {
         let cuda = self.cuda.clone();
         let driver = &cuda.driver;
         let mut id = 0;
@@ -251,9 +254,10 @@ impl Device {
         self.max_shared = attribute(sys::ATTRIBUTE_SHARED_OPTIN, id)? as usize;
         self.overlaps &= capability >= OVERLAP_CAPABILITY && cuda.version >= OVERLAP_DRIVER;
         self.teams &= capability >= TEAM_CAPABILITY;
-        let code = program(capability)?;
+        // They are compiled while the driver makes a context, which takes long too.
+        let kernels = Kernels::new(program, self.numbers, capability, env);
         let (mut context, mut pool) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the out-pointers are valid; the code is a whole cubin that outlives the call.
+        // SAFETY: the out-pointers are valid.
         unsafe {
             cuda.check((driver.primary_ctx_retain)(&mut context, id), "make a context on it")?;
             self.context = context;
@@ -261,16 +265,17 @@ impl Device {
             for stream in &mut self.streams {
                 cuda.check((driver.stream_create)(stream, sys::STREAM_NON_BLOCKING), "make a stream")?;
             }
-            cuda.check(
-                (driver.module_load_data)(&mut self.module, code.as_ptr().cast()),
-                "load the kernels",
-            )?;
             // Memory that frames leave is kept for the next ones.
             if (driver.device_get_default_mem_pool)(&mut pool, id) == sys::SUCCESS {
                 let mut all = u64::MAX;
                 (driver.mem_pool_set_attribute)(pool, sys::POOL_RELEASE_THRESHOLD, (&raw mut all).cast());
             }
         }
+        // Who has no compiler, or one that does not know this GPU, should hear of it now.
+        if let Some((first, _)) = program.kernels().iter().find(|(name, _)| (program.always)(name)) {
+            kernels.code(first)?;
+        }
+        self.kernels = Some(kernels);
         Ok(())
     }
 
@@ -329,16 +334,36 @@ impl Device {
         Ok((free, total))
     }
 
+    /// Compiles a kernel beside what comes before its first use.
+    pub fn foresee(&self, name: &str) {
+        if let Some(kernels) = &self.kernels {
+            kernels.foresee(name);
+        }
+    }
+
+    fn known_functions(&self) -> MutexGuard<'_, HashMap<&'static str, usize>> {
+        self.functions.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     fn function(&self, name: &'static str) -> Result<Handle> {
-        let mut known = self.functions.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(&function) = self.known_functions().get(name) {
+            return Ok(function as Handle);
+        }
+        // This may take a while, in which other threads go on with the kernels that are there.
+        let kernels = self.kernels.as_ref().ok_or_else(|| err!("the GPU has not started"))?;
+        let code = kernels.code(name)?;
+        let mut known = self.known_functions();
         if let Some(&function) = known.get(name) {
             return Ok(function as Handle);
         }
         let symbol = CString::new(name).map_err(|_| err!("{name} is no name of a kernel"))?;
-        let mut function = std::ptr::null_mut();
-        // SAFETY: the module is loaded and the name ends with a zero.
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the code is a whole cubin that outlives the call, and the name ends with a zero. The module is never
+        // unloaded.
         unsafe {
-            let code = (self.driver().module_get_function)(&mut function, self.module, symbol.as_ptr());
+            let loaded = (self.driver().module_load_data)(&mut module, code.as_ptr().cast());
+            self.check(loaded, &format!("load the kernel {name}"))?;
+            let code = (self.driver().module_get_function)(&mut function, module, symbol.as_ptr());
             self.check(code, &format!("find the kernel {name}"))?;
             let mut own = 0;
             let code = (self.driver().func_get_attribute)(&mut own, sys::FUNCTION_STATIC_SHARED, function);

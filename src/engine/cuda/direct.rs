@@ -1,101 +1,190 @@
 //! The embedding by the nets themselves, pair by pair: where no series describes them, or none is wanted.
 //!
-//! See `kernels/direct.cu` and `engine/cpu/direct.rs`. Memory does not depend on the batch: every block of the kernels
-//! computes the nets for a few neighbours at a time.
+//! See `kernels/direct.cu` and `engine/cpu/direct.rs`. Value and derivative of the nets are kept for every pair of a batch
+//! from the first kernel to the last: 1.6 KB a pair for 100 outputs in float64.
 
 use super::device::{Buffer, Device, arguments};
 use super::layout::{self, Batch};
-use super::network::{Network, SeriesOnDevice, padded};
+use super::network::{Network, SeriesOnDevice};
 use crate::Result;
 use crate::engine::cpu::chebyshev::Plan;
+use crate::model::net::LayerShape;
 use std::sync::Arc;
 
-/// Neighbours that a block works on at once, and what is kept of each layer for them: the numbers of `direct.cu`.
-const ROWS: usize = 32;
-const VALUES: usize = 1;
-const JETS: usize = 2;
-const ALL: usize = 8;
+/// Places of a tile and threads of the kernels: the numbers of `direct.cu`.
+const TILE_PLACES: usize = 32;
+const TILE_THREADS: usize = 256;
+const ATOM_THREADS: usize = 512;
 /// Parameters that one block of `direct_weights` works on.
 const SUMMED: usize = 32;
-/// Blocks that share a multiprocessor, and shared memory that each of them leaves for what it declares itself.
-const BLOCKS: usize = 2;
-const DECLARED: usize = 8192;
+/// Bytes of shared memory that a block of the kernels on tiles takes beside what is asked for: declared in the kernel, and
+/// the system's own.
+const DECLARED: usize = 2600;
+const SYSTEM: usize = 1024;
 
 /// The embedding nets on a device, to be evaluated for every pair.
 pub struct Direct {
     /// The nets as a series of no terms: their layers, and the place of their gradients.
     pub nets: SeriesOnDevice,
     device: Arc<Device>,
-    /// Blocks of the kernels at most.
-    blocks: usize,
-    values: Memory,
-    jets: Memory,
-    all: Memory,
-    _tables: [Buffer; 2],
+    n_types: usize,
+    n_sel: usize,
+    forward: Tiles,
+    adjoint: Tiles,
+    /// What is kept for the places of the largest batch so far.
+    kept: Option<Kept>,
+    tables: layout::Direct,
+    _buffers: [Buffer; 3],
 }
 
-/// What a kernel gets to keep layers in.
-struct Memory {
-    direct: layout::Direct,
+/// How a kernel goes through the tiles.
+struct Tiles {
+    kernel: &'static str,
+    /// Blocks at most.
+    blocks: usize,
+    /// Places at once.
+    rows: usize,
+    /// Shared memory of a block, bytes.
     shared: usize,
-    _scratch: Option<Buffer>,
+    /// Where the shared memory does not suffice: memory of all blocks, and numbers of each.
+    scratch: Option<(Buffer, usize)>,
+}
+
+/// Memory for so many places and atoms.
+struct Kept {
+    places: usize,
+    rows: usize,
+    /// `kept`, `s`, `seeds`, `row`, `start` of the kernels.
+    buffers: [Buffer; 5],
 }
 
 impl Direct {
     pub fn new(network: &Network) -> Result<Direct> {
         let (device, model) = (&network.device, &network.model);
         let nets = SeriesOnDevice::new(network, &Arc::new(Plan::none(model)))?;
-        let (n_types, blocks) = (model.n_types(), BLOCKS * device.multiprocessors);
+        let n_types = model.n_types();
         let pairs = (0..n_types).flat_map(|c| (0..n_types).map(move |t| (c, t)));
         let net: Vec<u32> = pairs.map(|(c, t)| model.embedding_net(c, t) as u32).collect();
         let net = Buffer::of(device, &net, "tables")?;
-        let n_pieces = (blocks + nets.n_stacks) * n_types * network.embedding_size();
+        let n_groups = nets.n_stacks * n_types;
+        let groups = Buffer::zeroed(device, 8 * (n_groups + 1), "tables")?;
+        let layers = &model.embedding[0].layers;
+        let has_idt = layers.iter().any(|layer| layer.idt.is_some());
+        let size = |adjoint: bool| move |rows: usize| memory(layers, rows, adjoint, has_idt);
+        let forward = Tiles::new(device, ["direct_nets", "direct_nets_beside"], 2, &size(false))?;
+        let adjoint = Tiles::new(device, ["direct_adjoint", "direct_adjoint_beside"], 1, &size(true))?;
+        let n_pieces = (adjoint.blocks + n_groups) * network.embedding_size();
         let pieces = Buffer::zeroed(device, 8 * n_pieces, "gradients of the embedding nets")?;
-        let common = layout::Direct {
-            pieces: pieces.ptr(),
-            net: net.ptr(),
-            n_stacks: nets.n_stacks as i32,
-            ..layout::Direct::default()
-        };
-        let memory = |parts: usize, rows_of_a: usize| Memory::new(network, common, blocks, parts, rows_of_a);
+        for kernel in KERNELS.into_iter().chain([forward.kernel, adjoint.kernel]) {
+            device.foresee(kernel);
+        }
         Ok(Direct {
-            values: memory(VALUES, 4)?,
-            jets: memory(JETS, 4)?,
-            all: memory(ALL, 8)?,
+            tables: layout::Direct {
+                groups: groups.ptr(),
+                pieces: pieces.ptr(),
+                net: net.ptr(),
+                n_stacks: nets.n_stacks as i32,
+                ld_kept: model.n_embed().next_multiple_of(4) as i32,
+                has_idt: i32::from(has_idt),
+                ..layout::Direct::default()
+            },
             nets,
             device: device.clone(),
-            blocks,
-            _tables: [net, pieces],
+            n_types,
+            n_sel: model.n_sel(),
+            forward,
+            adjoint,
+            kept: None,
+            _buffers: [net, groups, pieces],
         })
     }
 
-    fn launch(&self, name: &'static str, memory: &Memory, b: &Batch) -> Result<()> {
-        let arguments = arguments![*b, self.nets.embedding, memory.direct];
-        self.device.launch(name, self.grid(b), 256, memory.shared, arguments)
+    /// Places that a batch may need: its pairs, one more for the empty slots of every atom and type, whole tiles.
+    fn places(&self, b: &Batch) -> usize {
+        let tiles = self.nets.n_stacks * self.n_types * TILE_PLACES;
+        (b.n_rows as usize * (self.n_sel + self.n_types) + tiles).next_multiple_of(TILE_PLACES)
     }
 
-    fn grid(&self, b: &Batch) -> usize {
-        self.blocks.min(b.n_rows as usize)
+    /// Makes room for a batch. True where memory moved, so that nothing that was recorded holds any more.
+    pub fn make_room(&mut self, b: &Batch) -> Result<bool> {
+        let (places, rows) = (self.places(b), b.n_rows as usize);
+        let is_enough = |kept: &Kept| kept.places >= places && kept.rows >= rows;
+        if self.kept.as_ref().is_some_and(is_enough) {
+            return Ok(false);
+        }
+        self.device.synchronize()?;
+        self.kept = None;
+        let size = self.device.numbers.size();
+        let get = |bytes: usize| Buffer::zeroed(&self.device, bytes, "the embedding nets of all pairs");
+        let buffers = [
+            get(places * 2 * self.tables.ld_kept as usize * size)?,
+            get(places * size)?,
+            get(places * 8 * size)?,
+            get(places * 4)?,
+            get(rows * self.n_types * 4)?,
+        ];
+        self.kept = Some(Kept { places, rows, buffers });
+        Ok(true)
     }
 
-    /// A of every row.
+    /// What a kernel takes.
+    fn table(&self, tiles: &Tiles) -> layout::Direct {
+        let at = |k: usize| self.kept.as_ref().map_or(0, |kept| kept.buffers[k].ptr());
+        let (scratch, room) = tiles.scratch.as_ref().map_or((0, 0), |(buffer, room)| (buffer.ptr(), *room));
+        layout::Direct {
+            kept: at(0),
+            s: at(1),
+            seeds: at(2),
+            row: at(3),
+            start: at(4),
+            scratch,
+            room: room as u64,
+            rows: tiles.rows as i32,
+            ..self.tables
+        }
+    }
+
+    /// Blocks of a kernel on tiles: no more than there can be work for.
+    fn grid(&self, tiles: &Tiles, b: &Batch) -> usize {
+        tiles.blocks.min(self.places(b) / tiles.rows)
+    }
+
+    fn on_tiles(&self, tiles: &Tiles, b: &Batch) -> Result<()> {
+        let table = self.table(tiles);
+        let arguments = arguments![*b, self.nets.embedding, table];
+        self.device.launch(tiles.kernel, self.grid(tiles, b), TILE_THREADS, tiles.shared, arguments)
+    }
+
+    fn on_atoms(&self, kernel: &'static str, b: &Batch, shared: usize) -> Result<()> {
+        let table = self.table(&self.forward);
+        let arguments = arguments![*b, self.nets.embedding, table];
+        self.device.launch(kernel, b.n_rows as usize, ATOM_THREADS, shared, arguments)
+    }
+
+    /// The nets at all pairs, and A of every row.
     pub fn describe(&self, b: &Batch) -> Result<()> {
-        self.launch("direct_describe", &self.values, b)
+        let segments = self.n_types * b.n_rows as usize;
+        let table = self.table(&self.forward);
+        let arguments = arguments![*b, table];
+        self.device.launch("direct_plan", 1, 1024, 0, arguments)?;
+        self.device.launch("direct_places", segments.div_ceil(8), 256, 0, arguments)?;
+        self.on_tiles(&self.forward, b)?;
+        self.on_atoms("direct_describe", b, 0)
     }
 
     /// dE/dd of every pair from dE/dA.
     pub fn forces(&self, b: &Batch) -> Result<()> {
-        self.launch("direct_forces", &self.jets, b)
+        self.on_atoms("direct_forces", b, 4 * b.ldm as usize * self.device.numbers.size())
     }
 
     /// The change of A along the direction of the second pass.
     pub fn tangent(&self, b: &Batch) -> Result<()> {
-        self.launch("direct_tangent", &self.jets, b)
+        self.on_atoms("direct_tangent", b, 0)
     }
 
     /// Pieces of the gradient of the nets from the adjoints of A and of its change.
     pub fn adjoint(&self, b: &Batch) -> Result<()> {
-        self.launch("direct_adjoint", &self.all, b)
+        self.on_tiles(&self.adjoint, b)
     }
 
     /// Adds up the pieces: into the place of the gradient, or for an update of `moved`, which has the parameters and both
@@ -104,38 +193,62 @@ impl Direct {
         let e = &self.nets.embedding;
         let blocks = e.n_nets as usize * (e.net_size as usize).div_ceil(SUMMED);
         let [params, first, second] = moved;
-        let pieces = self.grid(b) as i32;
-        let arguments =
-            arguments![*b, *e, self.all.direct, pieces, params, first, second, trained, b.turn, b.status];
+        let pieces = self.grid(&self.adjoint, b) as i32;
+        let table = self.table(&self.adjoint);
+        let arguments = arguments![*b, *e, table, pieces, params, first, second, trained, b.turn, b.status];
         self.device.launch("direct_weights", blocks, 256, 0, arguments)
     }
 }
 
-impl Memory {
-    /// Room for `parts` arrays of each layer, beside `rows_of_a` rows of A: in shared memory where `BLOCKS` of them fit.
+/// Those of every model.
+const KERNELS: [&str; 6] =
+    ["direct_plan", "direct_places", "direct_describe", "direct_forces", "direct_tangent", "direct_weights"];
+
+impl Tiles {
+    /// As many places at once as fit where so many blocks share a multiprocessor, else where one has it alone; if none do,
+    /// layers and weights stand in device memory. `size`: the numbers that a block keeps for so many places.
     fn new(
-        network: &Network,
-        common: layout::Direct,
-        blocks: usize,
-        parts: usize,
-        rows_of_a: usize,
-    ) -> Result<Self> {
-        let (device, size) = (&network.device, network.device.numbers.size());
-        let widths = network.model.embedding[0].layers.iter().map(|l| pitch(l.n_out));
-        let room = parts * ROWS * widths.sum::<usize>();
-        let shared = rows_of_a * padded(network.model.n_embed()) * size;
-        if shared + room * size <= (device.max_shared() / BLOCKS).saturating_sub(DECLARED) {
-            return Ok(Memory { direct: common, shared: shared + room * size, _scratch: None });
+        device: &Arc<Device>,
+        [inside, beside]: [&'static str; 2],
+        together: usize,
+        size: &dyn Fn(usize) -> usize,
+    ) -> Result<Tiles> {
+        let bytes = |rows: usize| size(rows) * device.numbers.size();
+        // What is left beside a largest block counts too.
+        let all = device.max_shared() + 2048 + SYSTEM;
+        let choices = [together, 1].into_iter().flat_map(|n| [(n, TILE_PLACES), (n, TILE_PLACES / 2)]);
+        let fits = |&(n, rows): &(usize, usize)| n * (bytes(rows) + DECLARED + SYSTEM) <= all;
+        if let Some((n, rows)) = choices.into_iter().find(fits) {
+            let (blocks, shared) = (n * device.multiprocessors, bytes(rows));
+            return Ok(Tiles { kernel: inside, blocks, rows, shared, scratch: None });
         }
-        let scratch = Buffer::zeroed(device, blocks * room * size, "the embedding nets")?;
-        let direct = layout::Direct { scratch: scratch.ptr(), room: room as u64, ..common };
-        Ok(Memory { direct, shared, _scratch: Some(scratch) })
+        let (blocks, room) = (together * device.multiprocessors, size(TILE_PLACES));
+        let scratch = Buffer::zeroed(device, blocks * bytes(TILE_PLACES), "the embedding nets")?;
+        Ok(Tiles { kernel: beside, blocks, rows: TILE_PLACES, shared: 0, scratch: Some((scratch, room)) })
     }
 }
 
-/// From one row of a layer to the next, as in `direct.cu`.
+/// Numbers of a row of a layer that is filled up with zeros, and from one row to the next, as in `direct.cu`.
+fn whole_width(n: usize) -> usize {
+    n.next_multiple_of(8)
+}
 fn pitch(n: usize) -> usize {
-    (n + 3) / 8 * 8 + 4
+    whole_width(n) + 4
+}
+
+/// Numbers that a block keeps for so many places: `lay_out` of `direct.cu`.
+fn memory(layers: &[LayerShape], rows: usize, adjoint: bool, has_idt: bool) -> usize {
+    let last = layers.len() - 1;
+    let weights: usize = layers[1..].iter().map(|l| whole_width(l.n_in) * pitch(l.n_out)).sum();
+    let twos = |l: usize| {
+        let output = l < last || adjoint && l == 0;
+        let adjoints = l > 0 && l < last || l == 0 && last == 1;
+        usize::from(output)
+            + usize::from(adjoint)
+                * (usize::from(l > 0) + usize::from(adjoints) + usize::from(l > 0 && has_idt))
+    };
+    weights
+        + layers.iter().enumerate().map(|(l, shape)| twos(l) * 2 * rows * pitch(shape.n_out)).sum::<usize>()
 }
 
 #[cfg(test)]
@@ -145,16 +258,22 @@ mod tests {
     #[test]
     fn rows_of_a_layer_hold_it_and_start_on_different_banks() {
         for n in 1..300 {
-            assert!(pitch(n) >= n && pitch(n) < n + 8 && pitch(n) % 8 == 4, "{n}");
+            assert!(pitch(n) >= n + 4 && pitch(n) < n + 12 && pitch(n) % 8 == 4, "{n}");
         }
     }
 
     #[test]
     fn the_kernels_have_the_same_numbers() {
         let program = include_str!("kernels/direct.cu");
-        assert!(program.contains(&format!("#define ROWS {ROWS}\n")));
-        assert!(program.contains(&format!("#define SUMMED {SUMMED}\n")));
-        assert!(program.contains(&format!("enum {{ VALUES = {VALUES}, JETS = {JETS}, ALL = {ALL} }};")));
-        assert!(program.contains("{ return (n + 3) / 8 * 8 + 4; }"));
+        for (name, value) in [
+            ("TILE_PLACES", TILE_PLACES),
+            ("TILE_THREADS", TILE_THREADS),
+            ("ATOM_THREADS", ATOM_THREADS),
+            ("SUMMED", SUMMED),
+        ] {
+            assert!(program.contains(&format!("#define {name} {value}\n")), "{name}");
+        }
+        assert!(program.contains("{ return (n + 7) / 8 * 8; }") && program.contains("whole_width(n) + 4; }"));
+        KERNELS.iter().for_each(|kernel| assert!(program.contains(&format!("{kernel}(")), "{kernel}"));
     }
 }

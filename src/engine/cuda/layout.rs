@@ -124,7 +124,11 @@ structures! {
     }
 
     /// Memory of the embedding nets where they are evaluated pair by pair.
-    Direct { scratch: DevicePtr, pieces: DevicePtr, net: DevicePtr, room: u64, n_stacks: i32, unused: i32 }
+    Direct {
+        kept: DevicePtr, s: DevicePtr, seeds: DevicePtr, row: DevicePtr, start: DevicePtr, groups: DevicePtr,
+        scratch: DevicePtr, pieces: DevicePtr, net: DevicePtr, room: u64,
+        n_stacks: i32, rows: i32, ld_kept: i32, has_idt: i32,
+    }
 }
 
 /// What is done with a tile of a product.

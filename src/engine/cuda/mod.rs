@@ -1,12 +1,13 @@
 //! The CUDA engine: everything of a step on a GPU.
 //!
-//! Kernels are CUDA C++ in `kernels/`, each beside the CPU file whose formulas it has; they are compiled with NVRTC at
-//! first use and kept on disk ([`compile`]). The driver is found at run time ([`library`], [`device`]). Atoms become rows,
+//! Kernels are CUDA C++ in `kernels/`, each beside the CPU file whose formulas it has; each is compiled with NVRTC at
+//! first use ([`kernels`]) and kept on disk ([`compile`]). The driver is found at run time ([`library`], [`device`]). Atoms become rows,
 //! grouped by type ([`shape`]); frames stay on the device with their features ([`store`]); a step is the list of kernels in
 //! [`core`], by the series or by the embedding nets themselves ([`direct`]). Sums have one order and there are no floating-point atomics: two runs give the same bits.
 
 pub mod sys;
 pub mod library;
+pub mod kernels;
 pub mod compile;
 pub mod device;
 mod memory;

@@ -205,8 +205,10 @@ impl ProductLaunch {
         }
         products.n_tiles = first;
         let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32) && splits.iter().any(|&n| n > 1);
+        let name = tiles.names[operands as usize];
+        device.foresee(name);
         ProductLaunch {
-            name: tiles.names[operands as usize],
+            name,
             launch: Launch {
                 grid: first as usize,
                 threads: tiles.threads(),
@@ -398,15 +400,18 @@ mod tests {
     #[test]
     fn every_kernel_that_may_be_chosen_is_in_the_program() {
         let program = include_str!("kernels/product.cu");
-        let kinds = ["NN", "NT", "TN", "NN_GATHER", "TN_GATHER"];
+        let kinds = ["nn", "nt", "tn", "nn_gather", "tn_gather"];
         for (names, size) in NAMES.iter().zip(SIZES) {
             for (name, kind) in names.iter().zip(kinds) {
-                let line = format!(" {kind}({}, {size})", size.to_lowercase());
-                let is_there = program.replace('\n', " ").contains(&line);
-                assert_eq!(is_there, !name.is_empty(), "{line}");
+                let line = format!("\nINSTANCE(product_{}, {kind}, {size}, ", size.to_lowercase());
+                assert_eq!(program.contains(&line), !name.is_empty(), "{line}");
                 assert!(name.is_empty() || **name == format!("product_{size}_{kind}").to_lowercase());
             }
         }
+        let team = team_tiles().names[0];
+        let kernels = super::super::compile::PROGRAM.kernels();
+        let names = NAMES.iter().flatten().chain([&team]).filter(|name| !name.is_empty());
+        names.for_each(|name| assert!(kernels.iter().any(|(kernel, _)| kernel == name), "{name}"));
     }
 
     #[test]

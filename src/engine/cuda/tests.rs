@@ -1,5 +1,6 @@
 //! The CUDA engine against the reference; skipped by name where there is no GPU.
 
+use super::kernels::Program;
 use super::rows::Room;
 use super::*;
 use crate::data::Frame;
@@ -172,14 +173,33 @@ fn one_sided_nets_themselves_with_excluded_pairs_and_isolated_atoms_agree_with_t
 
 #[test]
 fn nets_of_every_width_agree_with_the_reference() {
-    // Layers in shared memory and beside it, with and without shortcuts; more neighbours than a block takes at once.
-    for neuron in [vec![25, 50, 100], vec![7], vec![2, 3, 17], vec![90, 180, 180]] {
+    // Layers in shared memory and beside it, one to three of them, with and without shortcuts and idt; widths that fill no
+    // eight; more neighbours than a block takes at once.
+    let widths = [vec![25, 50, 100], vec![7], vec![5, 10], vec![2, 3, 17], vec![90, 180, 180]];
+    for (k, neuron) in widths.into_iter().enumerate() {
         for numbers in [Numbers::F64, Numbers::F32] {
             let tolerance = if numbers == Numbers::F64 { 1e-11 } else { 3e-4 };
-            let sel = Sel::Fixed(vec![70, 50]);
-            let descriptor = SeE2AOptions { neuron: neuron.clone(), sel, resnet_dt: false, ..options() };
+            let (sel, neuron, resnet_dt) = (Sel::Fixed(vec![70, 50]), neuron.clone(), k % 2 == 1);
+            let descriptor = SeE2AOptions { neuron, sel, resnet_dt, ..options() };
             compare_made(numbers, model(descriptor), tolerance, CudaEngine::direct);
         }
+    }
+}
+
+#[test]
+fn a_pair_alone_and_no_pair_at_all_agree_with_the_reference() {
+    for type_one_side in [false, true] {
+        let model = model(SeE2AOptions { type_one_side, ..options() });
+        let Some(device) = device(Numbers::F64) else { return };
+        let mut engine = CudaEngine::direct(&device, &model).unwrap();
+        let mut near = frame(4, 4);
+        near.cell = Some([40.0, 0.0, 0.0, 0.0, 40.0, 0.0, 0.0, 0.0, 40.0]);
+        near.coord = vec![0.0, 0.0, 0.0, 1.5, 0.0, 0.0, 12.0, 0.0, 0.0, 25.0, 0.0, 0.0];
+        let mut apart = near.clone();
+        apart.coord[3] = 6.5;
+        compare_frames(&mut engine, &model, &[near.clone()], 1e-11);
+        compare_frames(&mut engine, &model, &[apart.clone()], 1e-11);
+        compare_frames(&mut engine, &model, &[apart, near], 1e-11);
     }
 }
 
@@ -297,12 +317,12 @@ fn only_so_many_shapes_are_kept() {
 fn a_gpu_that_is_lost_says_so_in_every_call_and_how_to_go_on() {
     let env = |name: &str| std::env::var(name).ok();
     let Some(whole) = device(Numbers::F64) else { return };
-    let source = "extern \"C\" __global__ void fall() { __trap(); }";
-    let flags = |(major, minor): (i32, i32)| vec![format!("--gpu-architecture=sm_{major}{minor}")];
-    let trap = Device::open_with(&Cuda::find(&env).unwrap(), 0, Numbers::F64, |capability| {
-        compile::program(source, &flags(capability), &env)
-    })
-    .unwrap();
+    let program = Program {
+        files: &["extern \"C\" __global__ void fall() { __trap(); }"],
+        options: |_, (major, minor)| vec![format!("--gpu-architecture=sm_{major}{minor}")],
+        always: |_| true,
+    };
+    let trap = Device::open_with(&Cuda::find(&env).unwrap(), 0, Numbers::F64, &program, &env).unwrap();
     let held = device::Buffer::of(&whole, &[1.0f64; 8], "a test").unwrap();
     whole.synchronize().unwrap();
     trap.launch("fall", 1, 1, 0, device::arguments![]).unwrap();

@@ -1,34 +1,39 @@
 // The embedding nets themselves, pair by pair: where no series describes them, or none is wanted. The formulas of
 // engine/cpu/direct.rs.
 //
-// A block takes one atom after the other and, of each, the neighbours of one type after the other, ROWS of them at a
-// time. For these it computes the net G(s) and its derivative G'(s) layer by layer on tensor cores. What belongs to an
-// atom is added up inside its block, gradients in a piece for each block: every sum has one order. Nothing is kept from
-// one kernel to the next; the nets are computed again where they are needed, so that memory does not grow with the batch.
+// The neighbours of all atoms, and one for the empty slots of each atom and type, get places in one long list, net by net
+// (direct_plan, direct_places). Blocks take tiles of the list, so that the weights of a net stay in shared memory, and
+// compute value G and derivative G' of the net on tensor cores (direct_nets), which are kept for the kernels that add up
+// what belongs to an atom (direct_describe, direct_forces, direct_tangent). The gradient goes the same way back, tile by
+// tile (direct_adjoint), in a piece for each block. Every sum has one order.
 
-// Neighbours that a block works on at once.
-#define ROWS 32
+// Places come in tiles of so many; a group of neighbours with one net begins with a new one.
+#define TILE_PLACES 32
+// Threads of the kernels that work on tiles, and of those that work on atoms.
+#define TILE_THREADS 256
+#define ATOM_THREADS 512
+// Neighbours of an atom that are brought to shared memory at once.
+#define CHUNK 128
+// Columns of eight that a warp carries at once.
+#define SIDE 2
 
 struct Direct {
-    real* scratch;             // [blocks, room] layers of the nets; null: in shared memory
-    double* pieces;            // [blocks + n_stacks, n_types, net_size] gradients
+    real* kept;                // [places, 2, ld_kept] G and G'
+    real* s;                   // [places] the argument of the net
+    real* seeds;               // [places, 8] what G is multiplied by in A: four numbers, and their change
+    u32* row;                  // [places] the atom; ~0: none
+    u32* start;                // [n_types, n_rows] neighbours that come before those of an atom and type
+    u32* groups;               // [n_types n_stacks + 1, 2] first tile of each group, and its places less `start`
+    real* scratch;             // [blocks, room] weights and layers of the nets; null: in shared memory
+    double* pieces;            // [blocks + groups, net_size] gradients
     const u32* net;            // [n_types, n_types] the net of a centre type and a neighbour type
     u64 room;
-    int n_stacks, unused;      // 1: all centre types share their nets
+    int n_stacks;              // 1: all centre types share their nets
+    int rows;                  // places that a block works on at once: TILE_PLACES or half of them
+    int ld_kept, has_idt;
 };
 
 static_assert(sizeof(Direct) == DIRECT_BYTES, "Direct differs from layout.rs");
-
-// Some neighbours of one type of one atom. Rows beyond the last one are zeros of no weight.
-struct Neighbours {
-    Pair pair[ROWS];
-    real weight[ROWS];         // 1; of empty slots, which are one row, their number
-    real dot[4][ROWS];         // the change of `env`
-
-    __device__ __forceinline__ real env(int c, int row) const {
-        return c ? pair[row].q * pair[row].d[c - 1] : pair[row].s;
-    }
-};
 
 // An atom, as the kernels of this file see it.
 struct Center {
@@ -39,48 +44,579 @@ struct Center {
           type(center_of_row(b, row)) {}
 };
 
-// Blocks share the rows of a batch evenly, each of them rows that follow each other.
-__device__ __forceinline__ int first_row(const Batch& b, int block, int blocks) {
-    return (int)((u64)block * rows_of(b) / blocks);
+// The neighbours of one type of an atom: pairs from `first` to `end`, and how many slots are empty.
+struct Segment {
+    int first, end;
+    u32 padding;
+    __device__ __forceinline__ Segment(const Batch& b, const Frame& frame, int local, int t) {
+        size_t at = (size_t)local * b.n_types + t;
+        first = frame.pair_start[at], end = frame.pair_start[at + 1], padding = frame.padding[at];
+    }
+    // Empty slots are one neighbour of some weight.
+    __device__ __forceinline__ int count() const { return end - first + (padding ? 1 : 0); }
+};
+
+__device__ __forceinline__ int groups_of(const Batch& b, const Direct& d) { return b.n_types * d.n_stacks; }
+__device__ __forceinline__ int group_of(const Batch& b, const Direct& d, int t, int row) {
+    return t * d.n_stacks + (d.n_stacks > 1 ? center_of_row(b, row) : 0);
 }
 
-// Calls work(t, p, n, end) for up to ROWS neighbours of type t at a time: n rows, from pair p on; pair `end` stands for
-// the empty slots.
-template <typename Work> __device__ __forceinline__ void each_chunk(Neighbours& at, const Batch& b, const Center& center,
-                                                                    Work work) {
-    const u32* start = center.frame.pair_start + (size_t)center.local * b.n_types;
-    for (int t = 0; t < b.n_types; t++) {
-        int first = start[t], end = start[t + 1];
-        u32 padding = center.frame.padding[(size_t)center.local * b.n_types + t];
-        int total = end - first + (padding ? 1 : 0);
-        for (int from = 0; from < total; from += ROWS) {
-            __syncthreads();  // nobody reads the last ones any more
-            if (threadIdx.x < ROWS) {
-                int p = first + from + threadIdx.x;
-                Pair pair = {};
-                real weight = real(0);
-                if (p < end) {
-                    pair = pair_at(b, center.frame, p, center.type), weight = real(1);
-                } else if (p == end && padding) {
-                    const real* row = b.radial + 3 * center.type;
-                    pair.s = (real)(-(double)row[0] * (double)row[1]), weight = real(padding);
-                }
-                at.pair[threadIdx.x] = pair, at.weight[threadIdx.x] = weight;
-                for (int c = 0; c < 4; c++) at.dot[c][threadIdx.x] = real(0);
-            }
-            __syncthreads();
-            work(t, first + from, min(ROWS, total - from), end);
+// The first row of a stack: rows of a type begin with those of the first frame.
+__device__ __forceinline__ int first_row(const Batch& b, const Direct& d, int stack) {
+    return d.n_stacks == 1 ? stack * rows_of(b) : stack < b.n_types ? (int)b.frame_rows[2 * stack] : rows_of(b);
+}
+
+
+__device__ __forceinline__ int first_place(const Batch& b, const Direct& d, int t, int row) {
+    return d.start[t * rows_of(b) + row] + d.groups[2 * group_of(b, d, t, row) + 1];
+}
+
+// Gives every atom and type its places: one block.
+extern "C" __global__ void __launch_bounds__(1024, 1) direct_plan(const __grid_constant__ Batch b,
+                                                                  const __grid_constant__ Direct d) {
+    __shared__ u32 sums[1024];
+    after_previous();
+    int n = b.n_types * rows_of(b), each = (n + blockDim.x - 1) / blockDim.x, me = threadIdx.x;
+    int low = min(me * each, n), high = min(low + each, n);
+    u32 own = 0;
+    // Several at a time: each is found at the end of a chain of loads, none of which may wait for a store.
+    for (int first = low; first < high; first += 8) {
+        u32 counts[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            int i = min(first + k, high - 1), row = i % rows_of(b);
+            const Frame& frame = b.frames[b.turn->slots[b.row_frame[row]]];
+            counts[k] = Segment(b, frame, b.row_local[row], i / rows_of(b)).count();
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            if (first + k < high) d.start[first + k] = counts[k], own += counts[k];
+    }
+    sums[me] = own;
+    __syncthreads();
+    for (int step = 1; step < (int)blockDim.x; step *= 2) {
+        u32 more = me >= step ? sums[me - step] : 0;
+        __syncthreads();
+        sums[me] += more;
+        __syncthreads();
+    }
+    u32 before = sums[me] - own;
+    for (int i = low; i < high; i++) {
+        u32 count = d.start[i];
+        d.start[i] = before;
+        before += count;
+    }
+    __threadfence();
+    __syncthreads();
+    if (me) return;
+    // Every group takes whole tiles.
+    u32 tile = 0, total = sums[blockDim.x - 1];
+    volatile const u32* start = d.start;
+    for (int g = 0; g < groups_of(b, d); g++) {
+        int first = g / d.n_stacks * rows_of(b), stack = g % d.n_stacks;
+        int begin = first + first_row(b, d, stack), end = first + first_row(b, d, stack + 1);
+        u32 from = begin < n ? start[begin] : total, to = end < n ? start[end] : total;
+        d.groups[2 * g] = tile, d.groups[2 * g + 1] = tile * TILE_PLACES - from;
+        tile += (to - from + TILE_PLACES - 1) / TILE_PLACES;
+    }
+    d.groups[2 * groups_of(b, d)] = tile;
+}
+
+// Arguments of the nets, and whose neighbours they are: a warp for each atom and type.
+extern "C" __global__ void __launch_bounds__(256) direct_places(const __grid_constant__ Batch b,
+                                                                const __grid_constant__ Direct d) {
+    int i = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    after_previous();
+    if (i >= b.n_types * rows_of(b)) return;
+    int t = i / rows_of(b), row = i % rows_of(b), g = group_of(b, d, t, row);
+    const Frame& frame = b.frames[b.turn->slots[b.row_frame[row]]];
+    Segment segment(b, frame, b.row_local[row], t);
+    int center = center_of_row(b, row), place = first_place(b, d, t, row), count = segment.count();
+    // The last one of a group fills its last tile with neighbours of nobody.
+    int end = count;
+    if (row + 1 == first_row(b, d, g % d.n_stacks + 1)) end = (int)(d.groups[2 * g + 2] * TILE_PLACES) - place;
+    for (int k = lane; k < end; k += 32) {
+        const real* radial = b.radial + 3 * center;
+        real s = real(0);
+        if (segment.first + k < segment.end) s = pair_at(b, frame, segment.first + k, center).s;
+        else if (k < count) s = (real)(-(double)radial[0] * (double)radial[1]);
+        d.s[place + k] = s, d.row[place + k] = k < count ? (u32)row : ~0u;
+    }
+}
+
+// ---- Tiles.
+
+// Rows of a layer are filled up with zeros to a multiple of eight; from one to the next is a little more, so that the
+// fragments of a warp fall on different banks.
+__device__ __forceinline__ int whole_width(int n) { return (n + 7) / 8 * 8; }
+__device__ __forceinline__ int pitch(int n) { return whole_width(n) + 4; }
+
+// Where a block keeps a layer, numbers from the start of its memory. Arrays of a layer have `rows` rows each and come in
+// twos, value and derivative by s.
+struct Kept {
+    int w;                     // weights; the first layer's are read where they are
+    int y;                     // output
+    int d;                     // derivative of the activation, second derivative times z1; then the adjoints of z and z1
+    int g;                     // adjoint of the output
+    int f;                     // where the net has idt: value of the activation, derivative times z1
+};
+
+// The sizes stand in direct.rs too. The adjoint of the first layer's output takes the place of that output where the
+// layers above have done with it.
+__device__ __forceinline__ void lay_out(Kept* at, const Embedding& e, const Direct& d, bool adjoint) {
+    int next = 0, last = e.n_layers - 1;
+    auto take = [&](int n) { int from = next; next += n; return from; };
+    for (int l = 1; l <= last; l++) at[l].w = take(whole_width(e.layers[l].n_in) * pitch(e.layers[l].n_out));
+    for (int l = 0; l <= last; l++) {
+        int two = 2 * d.rows * pitch(e.layers[l].n_out);
+        if (l < last || (adjoint && !l)) at[l].y = take(two);
+        if (!adjoint) continue;
+        if (l) at[l].d = take(two);
+        at[l].g = at[l].y;
+        if (l ? l < last : last == 1) at[l].g = take(two);
+        if (l && d.has_idt) at[l].f = take(two);
+    }
+}
+
+// The weights of a net in a block's memory, with zeros where rows and columns are filled up.
+__device__ __forceinline__ void load_weights(real* memory, const Kept* at, const Embedding& e, const double* params) {
+    for (int l = 1; l < e.n_layers; l++) {
+        int n_in = e.layers[l].n_in, n = e.layers[l].n_out, ld = pitch(n), size = whole_width(n_in) * ld;
+        const double* w = params + e.layers[l].w;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < size; i += TILE_THREADS) {
+            int k = i / ld, o = i - k * ld;
+            memory[at[l].w + i] = k < n_in && o < n ? (real)w[k * n + o] : real(0);
         }
     }
 }
 
-// How the neighbours move along the direction -dL/dF, with the strain of dL/dvirial; empty slots do not.
-__device__ __forceinline__ void move_neighbours(Neighbours& at, const Batch& b, const Center& center, int p, int end) {
-    if (threadIdx.x >= ROWS || p + (int)threadIdx.x >= end) return;
-    const Pair& pair = at.pair[threadIdx.x];
+// The input that a shortcut brings to output o; there are as many outputs as inputs, or twice as many.
+__device__ __forceinline__ int carried(int o, int n_in) { return o < n_in ? o : min(o - n_in, n_in - 1); }
+
+// end(row, col, z, z1) for z = x W and z1 = x1 W: W has its element [k, col] at k step_k + col step. `depth` is a multiple
+// of eight, `octets` counts eights of columns.
+template <typename End>
+__device__ __forceinline__ void jet_product(const real* x, const real* x1, int ld, const real* w, int step_k, int step,
+                                            int depth, int octets, int rows, End end) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_tiles = rows / 16;
+    for (int task = warp; task < row_tiles * ((octets + 1) / SIDE); task += TILE_THREADS / 32) {
+        int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE;
+        bool both = col0 + 8 < 8 * octets;
+        real z[SIDE][4] = {}, z1[SIDE][4] = {};
+        int from = (row0 + lane / 4) * ld + lane % 4;
+        const real *a0 = x + from, *a1 = x1 + from, *b0 = w + lane % 4 * step_k + (col0 + lane / 4) * step;
+        int aside = both ? 8 * step : 0;  // no eight to the right: the same one twice
+#pragma unroll 2
+        for (int k = 0; k < depth; k += 8) {
+            Left a, turn;
+            Right b[SIDE];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int at = i % 2 * 8 * ld + k + i / 2 * 4;
+                a.x[i] = a0[at], turn.x[i] = a1[at];
+            }
+#pragma unroll
+            for (int j = 0; j < SIDE; j++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) b[j].x[i] = b0[(k + 4 * i) * step_k + j * aside];
+            whole(a), whole(turn);
+#pragma unroll
+            for (int j = 0; j < SIDE; j++) {
+                whole(b[j]);
+                mma_whole(z[j], a, b[j]);
+                mma_whole(z1[j], turn, b[j]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < SIDE; j++)
+            if (!j || both) {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    end(row0 + lane / 4 + i / 2 * 8, col0 + j * 8 + lane % 4 * 2 + i % 2, z[j][i], z1[j][i]);
+            }
+    }
+}
+
+// What a net makes of an argument: value and derivatives of one neuron of a layer.
+struct Neuron {
+    Jet<real> j;
+    real idt;
+    __device__ __forceinline__ Neuron(const Layer& layer, const double* params, int o, real z)
+        : idt(layer.idt < 0 ? real(1) : (real)params[layer.idt + o]) {
+        if (layer.b >= 0) z += (real)params[layer.b + o];
+        // The usual ones without a call.
+        if (layer.activation == RELU) j = {z > real(0) ? z : real(0), z > real(0) ? real(1) : real(0), real(0)};
+        else j = jet(layer.activation, z, (real)layer.threshold);
+    }
+};
+
+// The layers of a net below the last one at the arguments of some places; with what leads back (ADJOINT).
+template <bool ADJOINT>
+__device__ __forceinline__ void net_forward(real* memory, const Kept* at, const Embedding& e, const double* params,
+                                            const real* s, int rows) {
+    const Layer& bottom = e.layers[0];
+    int n0 = bottom.n_out, w0 = whole_width(n0), ld0 = pitch(n0);
+    real* out = memory + at[0].y;
+    for (int i = threadIdx.x; i < rows * w0 && e.n_layers > 1; i += TILE_THREADS) {
+        int row = i / w0, o = i - row * w0;
+        real y = real(0), y1 = real(0);
+        if (o < n0) {
+            real w = (real)params[bottom.w + o];
+            Neuron neuron(bottom, params, o, s[row] * w);
+            y = neuron.idt * neuron.j.f, y1 = neuron.idt * neuron.j.d * w;
+            if (bottom.shortcut) y += s[row], y1 += real(1);
+        }
+        out[row * ld0 + o] = y, out[(rows + row) * ld0 + o] = y1;
+    }
+    __syncthreads();
+    for (int l = 1; l < e.n_layers - 1; l++) {
+        const Layer& layer = e.layers[l];
+        int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in), all = rows * ld;
+        const real *x = memory + at[l - 1].y, *x1 = x + rows * ldx;
+        real *y = memory + at[l].y, *d = memory + at[l].d, *f = memory + at[l].f;
+        auto end = [&](int row, int o, real z, real z1) {
+            int to = row * ld + o, from = row * ldx + carried(o, n_in);
+            bool is_there = o < n;
+            Neuron neuron(layer, params, is_there ? o : 0, z);
+            const Jet<real>& j = neuron.j;
+            real value = neuron.idt * j.f, slope = neuron.idt * j.d * z1;
+            if (layer.shortcut) value += x[from], slope += x1[from];
+            y[to] = is_there ? value : real(0), y[all + to] = is_there ? slope : real(0);
+            if (!ADJOINT) return;
+            d[to] = is_there ? j.d : real(0), d[all + to] = is_there ? j.dd * z1 : real(0);
+            if (layer.idt >= 0) f[to] = j.f, f[all + to] = j.d * z1;
+        };
+        jet_product(x, x1, ldx, memory + at[l].w, ld, 1, whole_width(n_in), whole_width(n) / 8, rows, end);
+        __syncthreads();
+    }
+}
+
+// The places of a block: of all that there are, some that follow each other, `rows` at a time.
+struct Range {
+    int first, end, group;
+    __device__ __forceinline__ Range(const Batch& b, const Direct& d, int block, int blocks) : group(-1) {
+        u64 n = (u64)d.groups[2 * groups_of(b, d)] * (TILE_PLACES / d.rows);
+        first = (int)(block * n / blocks), end = (int)((block + 1) * n / blocks);
+    }
+    // True where some places have another net than those before them.
+    __device__ __forceinline__ bool goes_over(const Direct& d, int unit) {
+        int tile = unit * d.rows / TILE_PLACES, old = group;
+        if (group < 0) group = 0;
+        while ((int)d.groups[2 * group + 2] <= tile) group++;
+        return group != old;
+    }
+    __device__ __forceinline__ const double* params(const Batch& b, const Embedding& e, const Direct& d) const {
+        int t = group / d.n_stacks, stack = group % d.n_stacks;
+        return e.params + (size_t)d.net[stack * b.n_types + t] * e.net_size;
+    }
+};
+
+// A block's memory: in shared memory, or its part of the scratch.
+template <bool SHARED> __device__ __forceinline__ real* memory_of(const Direct& d) {
+    return SHARED ? (real*)shared_bytes : d.scratch + blockIdx.x * d.room;
+}
+
+// G and G' at all places.
+template <bool SHARED>
+__device__ __forceinline__ void nets_of_tiles(const Batch& b, const Embedding& e, const Direct& d) {
+    __shared__ Kept at[MAX_LAYERS];
+    __shared__ real s[TILE_PLACES];
+    real* memory = memory_of<SHARED>(d);
+    if (threadIdx.x == 0) lay_out(at, e, d, false);
+    __syncthreads();
+    after_previous();
+    const double* params = nullptr;
+    Range range(b, d, blockIdx.x, gridDim.x);
+    int rows = d.rows, last = e.n_layers - 1;
+    const Layer& layer = e.layers[last];
+    for (int unit = range.first; unit < range.end; unit++) {
+        int place = unit * rows;
+        __syncthreads();  // nobody reads the last places any more
+        if (range.goes_over(d, unit)) {
+            params = range.params(b, e, d);
+            load_weights(memory, at, e, params);
+        }
+        if ((int)threadIdx.x < rows) s[threadIdx.x] = d.s[place + threadIdx.x];
+        __syncthreads();
+        net_forward<false>(memory, at, e, params, s, rows);
+        int n_in = layer.n_in, n = layer.n_out, ldx = pitch(n_in);
+        const real *x = memory + at[last ? last - 1 : 0].y, *x1 = x + rows * ldx;
+        real* out = d.kept + (size_t)place * 2 * d.ld_kept;
+        auto end = [&](int row, int o, real z, real z1) {
+            if (o >= n) return;
+            Neuron neuron(layer, params, o, z);
+            real value = neuron.idt * neuron.j.f, slope = neuron.idt * neuron.j.d * z1;
+            int from = row * ldx + carried(o, n_in);
+            if (layer.shortcut) value += last ? x[from] : s[row], slope += last ? x1[from] : real(1);
+            real* to = out + (size_t)row * 2 * d.ld_kept + o;
+            to[0] = value, to[d.ld_kept] = slope;
+        };
+        if (last) {
+            jet_product(x, x1, ldx, memory + at[last].w, pitch(n), 1, whole_width(n_in), whole_width(n) / 8, rows, end);
+        } else {
+            for (int i = threadIdx.x; i < rows * n; i += TILE_THREADS) {
+                real w = (real)params[layer.w + i % n];
+                end(i / n, i % n, s[i / n] * w, w);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
+    direct_nets(const __grid_constant__ Batch b, const __grid_constant__ Embedding e, const __grid_constant__ Direct d) {
+    nets_of_tiles<true>(b, e, d);
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
+    direct_nets_beside(const __grid_constant__ Batch b, const __grid_constant__ Embedding e, const __grid_constant__ Direct d) {
+    nets_of_tiles<false>(b, e, d);
+}
+
+// Adds to a piece of the gradient, or begins it.
+__device__ __forceinline__ void add_to(double* at, double x, bool begins) { *at = begins ? x : *at + x; }
+
+// The gradient of one layer above the first, from the adjoints dz and dz1 of its arguments: x^T dz + x1^T dz1 for the
+// weights, and the sum of dz, as the product with one more input that is 1 and never changes, for the biases.
+__device__ __forceinline__ void weights_add(double* piece, bool begins, const Layer& layer, const real* x, const real* dz,
+                                            int rows) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_in = layer.n_in, n = layer.n_out;
+    int ldx = pitch(n_in), ld = pitch(n), inputs = n_in + (layer.b < 0 ? 0 : 1), octets = whole_width(n) / 8;
+    int row_tiles = (inputs + 15) / 16;
+    for (int task = warp; task < row_tiles * ((octets + 1) / SIDE); task += TILE_THREADS / 32) {
+        int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE;
+        bool both = col0 + 8 < 8 * octets;
+        int aside = both ? 8 : 0;
+        real sum[SIDE][4] = {};
+        double before[SIDE][4];
+        auto place = [&](int j, int i) {
+            int input = row0 + lane / 4 + i / 2 * 8, o = col0 + j * 8 + lane % 4 * 2 + i % 2;
+            if (input >= inputs || o >= n || (j && !both)) return -1;
+            return input < n_in ? layer.w + input * n + o : layer.b + o;
+        };
+        // What is there already comes while the sums are made.
+#pragma unroll
+        for (int j = 0; j < SIDE; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) before[j][i] = begins || place(j, i) < 0 ? 0.0 : piece[place(j, i)];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const real *from = x + half * rows * ldx, *adjoint = dz + half * rows * ld;
+            real one = half ? real(0) : real(1);
+#pragma unroll 2
+            for (int k = 0; k < rows; k += 8) {
+                Left a;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int input = row0 + lane / 4 + i % 2 * 8, at = k + lane % 4 + i / 2 * 4;
+                    a.x[i] = input < n_in ? from[at * ldx + input] : input == n_in ? one : real(0);
+                }
+                whole(a);
+#pragma unroll
+                for (int j = 0; j < SIDE; j++) {
+                    Right b;
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        b.x[i] = adjoint[(k + lane % 4 + i * 4) * ld + col0 + j * aside + lane / 4];
+                    whole(b);
+                    mma_whole(sum[j], a, b);
+                }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < SIDE; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (place(j, i) >= 0) piece[place(j, i)] = before[j][i] + (double)sum[j][i];
+    }
+}
+
+// Adds the sums over rows of up to three functions of a row to a piece of the gradient, a warp for each column.
+template <typename Of> __device__ __forceinline__ void columns_add(double* piece, bool begins, int n, int rows, Of of) {
+    int lane = threadIdx.x % 32;
+    for (int o = threadIdx.x / 32; o < n; o += TILE_THREADS / 32) {
+        double x[3] = {};
+        int to[3] = {-1, -1, -1};
+        of(o, lane, lane < rows, x, to);
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+            double sum = warp_sum(x[k]);
+            if (lane == k && to[k] >= 0) add_to(piece + to[k], sum, begins);
+        }
+    }
+}
+
+// The adjoints of G and G' at some places, from dL/dA and dE/dA: where the last layer finds them, and what its shortcut
+// brings to the layer below.
+__device__ __forceinline__ void seed_adjoints(real* g, real* below, const Batch& b, const Embedding& e,
+                                              const real (*seeds)[8], const u32* row_of, int rows) {
+    const Layer& layer = e.layers[e.n_layers - 1];
+    int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in), ldm = b.ldm, wide = whole_width(n_in);
+    int columns = below ? wide : whole_width(n);
+    for (int i = threadIdx.x; i < rows * columns; i += TILE_THREADS) {
+        int r = i / columns, col = i - r * columns;
+        u32 row = row_of[r];
+        bool is_there = row != ~0u;
+        const real* dl_a = b.da + (size_t)(is_there ? b.row_dl[row] : 0) * 4 * ldm;
+        const real* de_a = b.da + (size_t)(is_there ? b.row_de[row] : 0) * 4 * ldm;
+        real fold = real(0), fold1 = real(0);
+        auto seed = [&](int o) {
+            real sum = real(0), sum1 = real(0);
+#pragma unroll
+            for (int c = 0; c < 4 && is_there; c++) {
+                real dl = dl_a[c * ldm + o], de = de_a[c * ldm + o];
+                sum = fused(seeds[r][c], dl, fused(seeds[r][4 + c], de, sum));
+                sum1 = fused(seeds[r][c], de, sum1);
+            }
+            sum *= (real)e.scale, sum1 *= seeds[r][4] * (real)e.scale;
+            g[r * ld + o] = sum, g[(rows + r) * ld + o] = sum1;
+            fold += sum, fold1 += sum1;
+        };
+        if (below) {
+            if (col < n_in)
+                for (int o = col; o < n; o += n_in) seed(o);
+            if (!layer.shortcut) fold = fold1 = real(0);
+            below[r * ldx + col] = fold, below[(rows + r) * ldx + col] = fold1;
+        } else if (col < n) {
+            seed(col);
+        }
+    }
+    // The columns that fill up the last layer.
+    int filled = whole_width(n) - n;
+    for (int i = threadIdx.x; i < 2 * rows * filled; i += TILE_THREADS) g[i / filled * ld + n + i % filled] = real(0);
+}
+
+// Adds the gradient of <g, G> + <g1, G'> by the parameters to `piece`; layers are there up to the last but one.
+__device__ __forceinline__ void net_backward(double* piece, bool begins, real* memory, const Kept* at, const Embedding& e,
+                                             const double* params, const real* s, int rows) {
+    int last = e.n_layers - 1;
+    if (last) {
+        // The last layer, and the adjoints of its arguments at once.
+        const Layer& layer = e.layers[last];
+        int n = layer.n_out, ld = pitch(n), ldx = pitch(layer.n_in), all = rows * ld;
+        const real* x = memory + at[last - 1].y;
+        real *d = memory + at[last].d, *f = memory + at[last].f;
+        auto end = [&](int row, int o, real z, real z1) {
+            if (o >= n) return;
+            int p = row * ld + o;
+            Neuron neuron(layer, params, o, z);
+            real g = d[p], g1 = d[all + p];
+            d[p] = neuron.idt * (g * neuron.j.d + g1 * neuron.j.dd * z1);
+            d[all + p] = neuron.idt * g1 * neuron.j.d;
+            if (layer.idt >= 0) f[p] = g * neuron.j.f + g1 * neuron.j.d * z1;
+        };
+        jet_product(x, x + rows * ldx, ldx, memory + at[last].w, ld, 1, whole_width(layer.n_in), whole_width(n) / 8, rows,
+                    end);
+        __syncthreads();
+    }
+    for (int l = last; l > 0; l--) {
+        const Layer &layer = e.layers[l], &below = e.layers[l - 1];
+        int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in), all = rows * ld, allx = rows * ldx;
+        const real *dz = memory + at[l].d, *g = memory + at[l].g;
+        weights_add(piece, begins, layer, memory + at[l - 1].y, dz, rows);
+        if (layer.idt >= 0)
+            columns_add(piece, begins, n, rows, [&](int o, int r, bool is_row, double* sum, int* to) {
+                sum[0] = is_row ? (double)memory[at[l].f + r * ld + o] : 0.0, to[0] = layer.idt + o;
+            });
+        // The adjoint of the first layer's output may take the place of that output.
+        if (at[l - 1].g == at[l - 1].y) __syncthreads();
+        real *gx = memory + at[l - 1].g, *dx = memory + at[l - 1].d, *fx = memory + at[l - 1].f;
+        auto end = [&](int row, int i, real adjoint, real adjoint1) {
+            int p = row * ldx + i;
+            bool is_there = i < n_in;
+            if (l == last) {
+                adjoint += gx[p], adjoint1 += gx[allx + p];
+            } else if (layer.shortcut && is_there) {
+                for (int o = i; o < n; o += n_in) adjoint += g[row * ld + o], adjoint1 += g[all + row * ld + o];
+            }
+            gx[p] = adjoint, gx[allx + p] = adjoint1;
+            if (l == 1) return;
+            real idt = below.idt < 0 || !is_there ? real(1) : (real)params[below.idt + i], slope = dx[p], bend = dx[allx + p];
+            if (below.idt >= 0) fx[p] = adjoint * fx[p] + adjoint1 * fx[allx + p];
+            dx[p] = idt * (adjoint * slope + adjoint1 * bend);
+            dx[allx + p] = idt * adjoint1 * slope;
+        };
+        jet_product(dz, dz + all, ld, memory + at[l].w, 1, ld, whole_width(n), whole_width(n_in) / 8, rows, end);
+        __syncthreads();
+    }
+    // The first layer, whose input is s with the derivative 1.
+    const Layer& layer = e.layers[0];
+    int ld = pitch(layer.n_out);
+    const real* g = memory + at[0].g;
+    columns_add(piece, begins, layer.n_out, rows, [&](int o, int r, bool is_row, double* sum, int* to) {
+        to[0] = layer.w + o, to[1] = layer.b < 0 ? -1 : layer.b + o, to[2] = layer.idt < 0 ? -1 : layer.idt + o;
+        if (!is_row) return;
+        real w = (real)params[layer.w + o], value = g[r * ld + o], slope = g[(rows + r) * ld + o];
+        Neuron neuron(layer, params, o, s[r] * w);
+        real dz = neuron.idt * (value * neuron.j.d + slope * neuron.j.dd * w), dz1 = neuron.idt * slope * neuron.j.d;
+        sum[0] = (double)(s[r] * dz + dz1), sum[1] = (double)dz;
+        sum[2] = (double)(value * neuron.j.f + slope * neuron.j.d * w);
+    });
+}
+
+// The gradient of the nets in pieces: one for each block and group that it works on, block after block and group after
+// group.
+template <bool SHARED>
+__device__ __forceinline__ void adjoint_of_tiles(const Batch& b, const Embedding& e, const Direct& d) {
+    __shared__ Kept at[MAX_LAYERS];
+    __shared__ real s[TILE_PLACES], seeds[TILE_PLACES][8];
+    __shared__ u32 row_of[TILE_PLACES];
+    real* memory = memory_of<SHARED>(d);
+    if (threadIdx.x == 0) lay_out(at, e, d, true);
+    __syncthreads();
+    after_previous();
+    const double* params = nullptr;
+    double* piece = nullptr;
+    Range range(b, d, blockIdx.x, gridDim.x);
+    int rows = d.rows, last = e.n_layers - 1;
+    for (int unit = range.first; unit < range.end; unit++) {
+        int place = unit * rows;
+        __syncthreads();  // nobody reads the last places any more
+        bool begins = range.goes_over(d, unit);
+        if (begins) {
+            params = range.params(b, e, d);
+            piece = d.pieces + (size_t)(blockIdx.x + range.group) * e.net_size;
+            load_weights(memory, at, e, params);
+        }
+        for (int i = threadIdx.x; i < 8 * rows; i += TILE_THREADS) {
+            u32 row = d.row[place + i / 8];
+            seeds[i / 8][i % 8] = row == ~0u ? real(0) : d.seeds[(size_t)place * 8 + i];
+            if (i % 8 == 0) row_of[i / 8] = row, s[i / 8] = d.s[place + i / 8];
+        }
+        __syncthreads();
+        seed_adjoints(memory + (last ? at[last].d : at[0].g), last ? memory + at[last - 1].g : nullptr, b, e, seeds, row_of,
+                      rows);
+        net_forward<true>(memory, at, e, params, s, rows);
+        net_backward(piece, begins, memory, at, e, params, s, rows);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)
+    direct_adjoint(const __grid_constant__ Batch b, const __grid_constant__ Embedding e, const __grid_constant__ Direct d) {
+    adjoint_of_tiles<true>(b, e, d);
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)
+    direct_adjoint_beside(const __grid_constant__ Batch b, const __grid_constant__ Embedding e,
+                          const __grid_constant__ Direct d) {
+    adjoint_of_tiles<false>(b, e, d);
+}
+
+// ---- Atoms: a block for each.
+
+// Some neighbours of one type of one atom.
+struct Neighbours {
+    Pair pair[CHUNK];
+    real env[4][CHUNK];        // what G is multiplied by in A; of empty slots, which are one row, times their number
+    real dot[4][CHUNK];        // the change of `env`
+    real turn[4][CHUNK];       // `env` times the change of s: what G' is multiplied by
+};
+
+// How the functions of a pair change along the direction -dL/dF, with the strain of dL/dvirial.
+__device__ __forceinline__ void change_of(real* dot, const Batch& b, const Center& center, const Pair& pair, int p) {
     const double* dl_force = b.dl_force + (size_t)center.f * atom_stride_of(b) * 3;
     const double* u_i = dl_force + 3 * (size_t)center.frame.order[center.local];
-    const double* u_j = dl_force + 3 * (size_t)center.frame.j[p + threadIdx.x];
+    const double* u_j = dl_force + 3 * (size_t)center.frame.j[p];
     const double* strain = b.dl_virial + 9 * center.f;
     real v[3], along = real(0);
     for (int k = 0; k < 3; k++) {
@@ -90,262 +626,96 @@ __device__ __forceinline__ void move_neighbours(Neighbours& at, const Batch& b, 
         v[k] = (real)(u_i[k] - u_j[k]) - bend;
         along += pair.d[k] * v[k];
     }
-    at.dot[0][threadIdx.x] = pair.s_slope * along;
-    for (int k = 0; k < 3; k++) at.dot[k + 1][threadIdx.x] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
+    dot[0] = pair.s_slope * along;
+    for (int k = 0; k < 3; k++) dot[k + 1] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
 }
 
-// What is kept of a layer, each [ROWS, pitch]: output and its derivative; of the activation value, first and second
-// derivative; the derivative of its argument; adjoints of output and derivative. The adjoints of the argument and of its
-// derivative take the place of the activation's derivatives.
-enum { KEPT_Y, KEPT_Y1, KEPT_F, KEPT_D, KEPT_DD, KEPT_Z1, KEPT_G, KEPT_G1 };
-enum { VALUES = 1, JETS = 2, ALL = 8 };
-
-// From one row to the next: the fragments of a warp then fall on different banks.
-__device__ __forceinline__ int pitch(int n) { return (n + 3) / 8 * 8 + 4; }
-
-template <int PARTS> __device__ __forceinline__ real* kept(const Embedding& e, real* layers, int l, int part) {
-    for (int k = 0; k < l; k++) layers += PARTS * ROWS * pitch(e.layers[k].n_out);
-    return layers + part * ROWS * pitch(e.layers[l].n_out);
-}
-
-// Columns of eight that a warp carries at once.
-#define SIDE 2
-
-__device__ __forceinline__ void read_rows(Left& frag, const real* x, int ld, int row0, int k, int n_k, int lane) {
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        int row = row0 + lane / 4 + e % 2 * 8, at = k + lane % 4 + e / 2 * 4;
-        frag.x[e] = at < n_k ? x[row * ld + at] : real(0);
-    }
-    whole(frag);
-}
-
-// end(row, col, z, z1) for z = x W and, where TWO, z1 = x1 W, of all rows of whole tiles: W [n_k, n] has its element
-// [k, col] at k step_k + col step.
-template <bool TWO, typename End>
-__device__ __forceinline__ void layer_product(const real* x, const real* x1, int ld, const double* w, int step_k, int step,
-                                              int n_k, int n, int n_rows, End end) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int row_tiles = (n_rows + 15) / 16, col_tiles = (n + 8 * SIDE - 1) / (8 * SIDE);
-    for (int task = warp; task < row_tiles * col_tiles; task += blockDim.x / 32) {
-        int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE;
-        real z[SIDE][4] = {}, z1[SIDE][4] = {};
-        for (int k = 0; k < n_k; k += 8) {
-            Left a, a1;
-            read_rows(a, x, ld, row0, k, n_k, lane);
-            if (TWO) read_rows(a1, x1, ld, row0, k, n_k, lane);
-#pragma unroll
-            for (int j = 0; j < SIDE; j++) {
-                Right b;
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int col = col0 + j * 8 + lane / 4, at = k + lane % 4 + e * 4;
-                    b.x[e] = at < n_k && col < n ? (real)w[at * step_k + col * step] : real(0);
+// Calls work(place, p, n, end) for up to CHUNK neighbours of one type at a time: n of them, from pair p on; pair `end`
+// stands for the empty slots.
+template <bool MOVES, typename Work>
+__device__ __forceinline__ void each_chunk(Neighbours& at, const Batch& b, const Direct& d, const Center& center, Work work) {
+    for (int t = 0; t < b.n_types; t++) {
+        Segment segment(b, center.frame, center.local, t);
+        int total = segment.count(), first = first_place(b, d, t, center.row);
+        for (int from = 0; from < total; from += CHUNK) {
+            __syncthreads();  // nobody reads the last ones any more
+            int k = threadIdx.x, p = segment.first + from + k;
+            if (k < CHUNK && from + k < total) {
+                Pair pair = {};
+                real weight = real(1);
+                bool is_pair = p < segment.end;
+                if (is_pair) {
+                    pair = pair_at(b, center.frame, p, center.type);
+                } else {
+                    const real* radial = b.radial + 3 * center.type;
+                    pair.s = (real)(-(double)radial[0] * (double)radial[1]), weight = real(segment.padding);
                 }
-                whole(b);
-                mma_whole(z[j], a, b);
-                if (TWO) mma_whole(z1[j], a1, b);
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < SIDE; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int row = row0 + lane / 4 + e / 2 * 8, col = col0 + j * 8 + lane % 4 * 2 + e % 2;
-                if (col < n) end(row, col, z[j][e], z1[j][e]);
-            }
-    }
-}
-
-// The net at the arguments of `n_rows` neighbours: its value, derivative by s (JETS), and what leads back (ALL).
-template <int PARTS> __device__ __forceinline__ void net_forward(real* layers, const Embedding& e, const double* params,
-                                                                 const Neighbours& at, int n_rows) {
-    for (int l = 0; l < e.n_layers; l++) {
-        const Layer& layer = e.layers[l];
-        int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in);
-        const real* x = l ? kept<PARTS>(e, layers, l - 1, KEPT_Y) : nullptr;
-        const real* x1 = l && PARTS > 1 ? kept<PARTS>(e, layers, l - 1, KEPT_Y1) : nullptr;
-        real* out = kept<PARTS>(e, layers, l, 0);
-        auto end = [&](int row, int o, real z, real z1) {
-            if (layer.b >= 0) z += (real)params[layer.b + o];
-            Jet<real> j = jet(layer.activation, z, (real)layer.threshold);
-            real idt = layer.idt < 0 ? real(1) : (real)params[layer.idt + o];
-            int from = row * ldx + (o < n_in ? o : o % n_in), to = row * ld + o;
-            real y = idt * j.f;
-            if (layer.shortcut) y += l ? x[from] : at.pair[row].s;
-            out[to] = y;
-            if (PARTS == VALUES) return;
-            real y1 = idt * j.d * z1;
-            if (layer.shortcut) y1 += l ? x1[from] : real(1);
-            out[KEPT_Y1 * ROWS * ld + to] = y1;
-            if (PARTS != ALL) return;
-            out[KEPT_F * ROWS * ld + to] = j.f;
-            out[KEPT_D * ROWS * ld + to] = j.d;
-            out[KEPT_DD * ROWS * ld + to] = j.dd;
-            out[KEPT_Z1 * ROWS * ld + to] = z1;
-        };
-        const double* w = params + layer.w;
-        if (l) {
-            layer_product<(PARTS > 1)>(x, x1, ldx, w, n, 1, n_in, n, n_rows, end);
-        } else {
-            // The one input is s itself.
-            for (int i = threadIdx.x; i < (n_rows + 15) / 16 * 16 * n; i += blockDim.x) {
-                int row = i / n, o = i - row * n;
-                end(row, o, at.pair[row].s * (real)w[o], (real)w[o]);
-            }
-        }
-        __syncthreads();
-    }
-}
-
-// Adds the gradient of one layer above the first, from what is left in its place by net_backward: x^T dz + x1^T dz1 for
-// the weights, and the sum of dz, as the product with one more input that is 1 and never changes, for the biases.
-__device__ __forceinline__ void weights_add(double* piece, const Layer& layer, const real* x, const real* x1, int ldx,
-                                            const real* dz, const real* dz1, int ld, int n_rows) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_in = layer.n_in, n = layer.n_out;
-    int inputs = n_in + (layer.b < 0 ? 0 : 1);
-    int row_tiles = (inputs + 15) / 16, col_tiles = (n + 8 * SIDE - 1) / (8 * SIDE);
-    for (int task = warp; task < row_tiles * col_tiles; task += blockDim.x / 32) {
-        int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE;
-        real sum[SIDE][4] = {};
-        for (int half = 0; half < 2; half++) {
-            const real *from = half ? x1 : x, *adjoint = half ? dz1 : dz;
-            real one = half ? real(0) : real(1);
-            for (int k = 0; k < n_rows; k += 8) {
-                Left a;
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int i = row0 + lane / 4 + e % 2 * 8, at = k + lane % 4 + e / 2 * 4;
-                    a.x[e] = i < n_in ? from[at * ldx + i] : i == n_in ? one : real(0);
+                at.pair[k] = pair;
+                real env[4] = {weight * pair.s}, dot[4] = {};
+                for (int c = 1; c < 4; c++) env[c] = pair.q * pair.d[c - 1];
+                if (MOVES && is_pair) change_of(dot, b, center, pair, p);
+                for (int c = 0; c < 4; c++) {
+                    at.env[c][k] = env[c];
+                    if (!MOVES) continue;
+                    at.dot[c][k] = dot[c], at.turn[c][k] = dot[0] * env[c];
+                    real* seeds = d.seeds + (size_t)(first + from + k) * 8;
+                    seeds[c] = env[c], seeds[4 + c] = dot[c];
                 }
-                whole(a);
-#pragma unroll
-                for (int j = 0; j < SIDE; j++) {
-                    Right b;
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        int col = col0 + j * 8 + lane / 4, at = k + lane % 4 + e * 4;
-                        b.x[e] = col < n ? adjoint[at * ld + col] : real(0);
-                    }
-                    whole(b);
-                    mma_whole(sum[j], a, b);
-                }
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < SIDE; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int i = row0 + lane / 4 + e / 2 * 8, o = col0 + j * 8 + lane % 4 * 2 + e % 2;
-                if (i < inputs && o < n) piece[i < n_in ? layer.w + i * n + o : layer.b + o] += (double)sum[j][e];
-            }
-    }
-}
-
-// Adds the gradient of <g, G> + <g1, G'> by the parameters to `piece`. The adjoints g and g1 stand in the last layer.
-__device__ __forceinline__ void net_backward(double* piece, real* layers, const Embedding& e, const double* params,
-                                             const Neighbours& at, int n_rows) {
-    for (int l = e.n_layers - 1; l >= 0; l--) {
-        const Layer& layer = e.layers[l];
-        int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in), rows = (n_rows + 15) / 16 * 16;
-        real* own = kept<ALL>(e, layers, l, 0);
-        const real *g = own + KEPT_G * ROWS * ld, *g1 = own + KEPT_G1 * ROWS * ld, *f = own + KEPT_F * ROWS * ld;
-        real *d = own + KEPT_D * ROWS * ld, *dd = own + KEPT_DD * ROWS * ld, *z1 = own + KEPT_Z1 * ROWS * ld;
-        if (layer.idt >= 0) {
-            for (int o = threadIdx.x; o < n; o += blockDim.x) {
-                double sum = 0;
-                for (int r = 0; r < n_rows; r++) {
-                    int p = r * ld + o;
-                    sum += (double)(g[p] * f[p] + g1[p] * d[p] * z1[p]);
-                }
-                piece[layer.idt + o] += sum;
             }
             __syncthreads();
+            work(first + from, segment.first + from, min(CHUNK, total - from), segment.end);
         }
-        for (int i = threadIdx.x; i < rows * n; i += blockDim.x) {
-            int row = i / n, o = i - row * n, p = row * ld + o;
-            real idt = layer.idt < 0 ? real(1) : (real)params[layer.idt + o];
-            real slope = d[p];
-            d[p] = idt * (g[p] * slope + g1[p] * dd[p] * z1[p]);
-            dd[p] = idt * g1[p] * slope;
-        }
-        __syncthreads();
-        if (!l) {
-            // The input is s, its derivative 1.
-            for (int o = threadIdx.x; o < n; o += blockDim.x) {
-                double weight = 0, bias = 0;
-                for (int r = 0; r < n_rows; r++) {
-                    weight += (double)(at.pair[r].s * d[r * ld + o] + dd[r * ld + o]);
-                    bias += (double)d[r * ld + o];
-                }
-                piece[layer.w + o] += weight;
-                if (layer.b >= 0) piece[layer.b + o] += bias;
-            }
-            break;
-        }
-        real* below = kept<ALL>(e, layers, l - 1, 0);
-        weights_add(piece, layer, below, below + KEPT_Y1 * ROWS * ldx, ldx, d, dd, ld, n_rows);
-        auto end = [&](int row, int i, real dx, real dx1) {
-            if (layer.shortcut)
-                for (int o = i; o < n; o += n_in) dx += g[row * ld + o], dx1 += g1[row * ld + o];
-            below[KEPT_G * ROWS * ldx + row * ldx + i] = dx;
-            below[KEPT_G1 * ROWS * ldx + row * ldx + i] = dx1;
-        };
-        layer_product<true>(d, dd, ld, params + layer.w, 1, n, n, n_in, n_rows, end);
-        __syncthreads();
     }
 }
 
-// Where a block keeps layers: in its part of the scratch memory, or behind `taken` numbers of shared memory.
-__device__ __forceinline__ real* layers_of(const Direct& d, int taken) {
-    return d.scratch ? d.scratch + blockIdx.x * d.room : (real*)shared_bytes + taken;
-}
-
-__device__ __forceinline__ const double* params_of(const Embedding& e, const Direct& d, const Batch& b, int center, int t) {
-    return e.params + (size_t)d.net[center * b.n_types + t] * e.net_size;
-}
-
-// A of every row, or its change along the direction.
+// A of every row, or its change along the direction: threads share columns, and neighbours where there are more threads.
 template <bool MOVES> __device__ __forceinline__ void describe(const Batch& b, const Embedding& e, const Direct& d) {
-    constexpr int PARTS = MOVES ? JETS : VALUES;
     __shared__ Neighbours at;
-    real *sums = (real*)shared_bytes, *layers = layers_of(d, 4 * b.ldm);  // [4, m1]
-    int m1 = b.m1, ld = pitch(m1), last = e.n_layers - 1;
-    for (int row = first_row(b, blockIdx.x, gridDim.x); row < first_row(b, blockIdx.x + 1, gridDim.x); row++) {
-        const Center center(b, row);
-        // A thread finds its own sums again.
-        for (int i = threadIdx.x; i < 4 * m1; i += blockDim.x) sums[i] = real(0);
-        each_chunk(at, b, center, [&](int t, int p, int n, int end) {
-            if (MOVES) move_neighbours(at, b, center, p, end);
-            net_forward<PARTS>(layers, e, params_of(e, d, b, center.type, t), at, n);
-            const real *g = kept<PARTS>(e, layers, last, KEPT_Y), *g1 = g + ROWS * ld;
-            for (int i = threadIdx.x; i < 4 * m1; i += blockDim.x) {
-                int c = i / m1, m = i - c * m1;
-                real sum = sums[i];
-                for (int k = 0; k < n; k++) {
-                    real scale = MOVES ? at.dot[c][k] : at.weight[k] * at.env(c, k);
-                    sum = fused(scale, g[k * ld + m], sum);
-                    if (MOVES) sum = fused(at.dot[0][k] * at.env(c, k), g1[k * ld + m], sum);
+    __shared__ real sums[4][ATOM_THREADS];
+    after_previous();
+    if ((int)blockIdx.x >= rows_of(b)) return;
+    const Center center(b, blockIdx.x);
+    int m1 = b.m1, columns = min((m1 + 31) / 32 * 32, ATOM_THREADS), parts = ATOM_THREADS / columns;
+    int part = threadIdx.x / columns;
+    real* out = (MOVES ? b.a_dot : b.a) + (size_t)center.row * 4 * b.ldm;
+    for (int first = 0; first < m1; first += columns) {
+        int m = first + threadIdx.x % columns;
+        bool is_there = m < m1 && part < parts;
+        real sum[4] = {};
+        each_chunk<MOVES>(at, b, d, center, [&](int place, int, int n, int) {
+            const real* kept = d.kept + (size_t)place * 2 * d.ld_kept + m;
+            if (!is_there) return;
+#pragma unroll 8
+            for (int k = part; k < n; k += parts) {
+                real g = kept[(size_t)k * 2 * d.ld_kept], g1 = MOVES ? kept[(size_t)k * 2 * d.ld_kept + d.ld_kept] : real(0);
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    sum[c] = fused(MOVES ? at.dot[c][k] : at.env[c][k], g, sum[c]);
+                    if (MOVES) sum[c] = fused(at.turn[c][k], g1, sum[c]);
                 }
-                sums[i] = sum;
             }
         });
-        real* out = (MOVES ? b.a_dot : b.a) + (size_t)row * 4 * b.ldm;
-        for (int i = threadIdx.x; i < 4 * m1; i += blockDim.x) out[i / m1 * b.ldm + i % m1] = sums[i] * (real)e.scale;
+        for (int c = 0; c < 4; c++) sums[c][threadIdx.x] = sum[c];
+        __syncthreads();
+        if (part == 0 && m < m1)
+            for (int c = 0; c < 4; c++) {
+                real whole = sums[c][threadIdx.x];
+                for (int k = 1; k < parts; k++) whole += sums[c][threadIdx.x + k * columns];
+                out[c * b.ldm + m] = whole * (real)e.scale;
+            }
+        __syncthreads();
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) direct_describe(const __grid_constant__ Batch b,
-                                                                     const __grid_constant__ Embedding e,
-                                                                     const __grid_constant__ Direct d) {
-    after_previous();
+extern "C" __global__ void __launch_bounds__(ATOM_THREADS, 2) direct_describe(const __grid_constant__ Batch b,
+                                                                              const __grid_constant__ Embedding e,
+                                                                              const __grid_constant__ Direct d) {
     describe<false>(b, e, d);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) direct_tangent(const __grid_constant__ Batch b,
-                                                                    const __grid_constant__ Embedding e,
-                                                                    const __grid_constant__ Direct d) {
-    after_previous();
+extern "C" __global__ void __launch_bounds__(ATOM_THREADS, 2) direct_tangent(const __grid_constant__ Batch b,
+                                                                             const __grid_constant__ Embedding e,
+                                                                             const __grid_constant__ Direct d) {
     describe<true>(b, e, d);
 }
 
@@ -380,79 +750,32 @@ __device__ __forceinline__ void pair_force(real* out, double& virial, const Pair
 }
 
 // dE/dd of every pair from dE/dA, and the virial of every row.
-extern "C" __global__ void __launch_bounds__(256, 2) direct_forces(const __grid_constant__ Batch b,
-                                                                   const __grid_constant__ Embedding e,
-                                                                   const __grid_constant__ Direct d) {
+extern "C" __global__ void __launch_bounds__(ATOM_THREADS, 2) direct_forces(const __grid_constant__ Batch b,
+                                                                            const __grid_constant__ Embedding e,
+                                                                            const __grid_constant__ Direct d) {
     __shared__ Neighbours at;
-    __shared__ double virials[8][9];
-    real *de_a = (real*)shared_bytes, *layers = layers_of(d, 4 * b.ldm);  // [4, ldm]
-    int ldm = b.ldm, ld = pitch(b.m1), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ double virials[ATOM_THREADS / 32][9];
+    real* de_a = (real*)shared_bytes;  // [4, ldm]
+    int ldm = b.ldm, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     after_previous();
-    for (int row = first_row(b, blockIdx.x, gridDim.x); row < first_row(b, blockIdx.x + 1, gridDim.x); row++) {
-        const Center center(b, row);
-        __syncthreads();
-        copy_many<4>(de_a, b.da + (size_t)b.row_de[row] * 4 * ldm, 4 * ldm);
-        double virial = 0;
-        each_chunk(at, b, center, [&](int t, int p, int n, int end) {
-            net_forward<JETS>(layers, e, params_of(e, d, b, center.type, t), at, n);
-            const real *g = kept<JETS>(e, layers, e.n_layers - 1, KEPT_Y), *g1 = g + ROWS * ld;
-            for (int k = warp; k < min(n, end - p); k += blockDim.x / 32) {
-                real* out = b.de_d + ((size_t)center.f * pair_stride_of(b) + p + k) * 3;
-                pair_force(out, virial, at.pair[k], g + k * ld, g1 + k * ld, de_a, b.m1, ldm, (real)e.scale);
-            }
-        });
-        if (!b.wants_virial) continue;
-        if (lane < 9) virials[warp][lane] = virial;
-        __syncthreads();
-        if (threadIdx.x < 9) {
-            double sum = 0;
-            for (int w = 0; w < (int)blockDim.x / 32; w++) sum += virials[w][threadIdx.x];
-            b.row_virial[(size_t)9 * row + threadIdx.x] = sum;
+    if ((int)blockIdx.x >= rows_of(b)) return;
+    const Center center(b, blockIdx.x);
+    copy_many<4>(de_a, b.da + (size_t)b.row_de[center.row] * 4 * ldm, 4 * ldm);
+    double virial = 0;
+    each_chunk<false>(at, b, d, center, [&](int place, int p, int n, int end) {
+        for (int k = warp; k < min(n, end - p); k += ATOM_THREADS / 32) {
+            real* out = b.de_d + ((size_t)center.f * pair_stride_of(b) + p + k) * 3;
+            const real* g = d.kept + (size_t)(place + k) * 2 * d.ld_kept;
+            pair_force(out, virial, at.pair[k], g, g + d.ld_kept, de_a, b.m1, ldm, (real)e.scale);
         }
-    }
-}
-
-// The gradient of the nets in pieces, from dL/dA and dE/dA: a piece for each block, and one more where the rows of a block
-// go over from one stack of nets to the next.
-extern "C" __global__ void __launch_bounds__(256, 2) direct_adjoint(const __grid_constant__ Batch b,
-                                                                    const __grid_constant__ Embedding e,
-                                                                    const __grid_constant__ Direct d) {
-    __shared__ Neighbours at;
-    int ldm = b.ldm, m1 = b.m1, ld = pitch(m1);
-    real *dl_a = (real*)shared_bytes, *de_a = dl_a + 4 * ldm, *layers = layers_of(d, 8 * ldm);  // [4, ldm] each
-    size_t piece_size = (size_t)b.n_types * e.net_size;
-    double* piece = nullptr;
-    after_previous();
-    for (int row = first_row(b, blockIdx.x, gridDim.x); row < first_row(b, blockIdx.x + 1, gridDim.x); row++) {
-        const Center center(b, row);
-        double* wanted = d.pieces + (blockIdx.x + (d.n_stacks > 1 ? center.type : 0)) * piece_size;
-        __syncthreads();
-        if (piece != wanted) {
-            piece = wanted;
-            for (size_t i = threadIdx.x; i < piece_size; i += blockDim.x) piece[i] = 0;
-        }
-        copy_many<4>(dl_a, b.da + (size_t)b.row_dl[row] * 4 * ldm, 4 * ldm);
-        copy_many<4>(de_a, b.da + (size_t)b.row_de[row] * 4 * ldm, 4 * ldm);
-        each_chunk(at, b, center, [&](int t, int p, int n, int end) {
-            const double* params = params_of(e, d, b, center.type, t);
-            move_neighbours(at, b, center, p, end);
-            net_forward<ALL>(layers, e, params, at, n);
-            real* g = kept<ALL>(e, layers, e.n_layers - 1, KEPT_G);
-            for (int i = threadIdx.x; i < (n + 15) / 16 * 16 * m1; i += blockDim.x) {
-                int k = i / m1, m = i - k * m1;
-                real sum = real(0), sum1 = real(0);
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    real env = at.env(c, k);
-                    sum = fused(at.weight[k] * env, dl_a[c * ldm + m], fused(at.dot[c][k], de_a[c * ldm + m], sum));
-                    sum1 = fused(env, de_a[c * ldm + m], sum1);
-                }
-                g[k * ld + m] = sum * (real)e.scale;
-                g[ROWS * ld + k * ld + m] = at.dot[0][k] * sum1 * (real)e.scale;
-            }
-            __syncthreads();
-            net_backward(piece + (size_t)t * e.net_size, layers, e, params, at, n);
-        });
+    });
+    if (!b.wants_virial) return;
+    if (lane < 9) virials[warp][lane] = virial;
+    __syncthreads();
+    if (threadIdx.x < 9) {
+        double sum = 0;
+        for (int w = 0; w < ATOM_THREADS / 32; w++) sum += virials[w][threadIdx.x];
+        b.row_virial[(size_t)9 * center.row + threadIdx.x] = sum;
     }
 }
 
@@ -460,26 +783,25 @@ extern "C" __global__ void __launch_bounds__(256, 2) direct_adjoint(const __grid
 #define SUMMED 32
 #define SHARED_BY 8
 
-// The gradient of the nets from its pieces (`params` null), or their update: the end of embed_weights. `blocks` has the
-// blocks that made pieces.
+// The gradient of the nets from its pieces (`params` null), or their update: the end of embed_weights. `blocks` made
+// pieces.
 extern "C" __global__ void __launch_bounds__(SUMMED * SHARED_BY)
     direct_weights(const __grid_constant__ Batch b, const __grid_constant__ Embedding e, const __grid_constant__ Direct d,
                    int blocks, double* params, double* first_moment, double* second_moment, const u32* trained,
                    const Turn* turn, const Status* status) {
     __shared__ double sums[SHARED_BY][SUMMED];
-    int groups = (e.net_size + SUMMED - 1) / SUMMED, net = blockIdx.x / groups;
-    int i = blockIdx.x % groups * SUMMED + threadIdx.x % SUMMED, part = threadIdx.x / SUMMED;
-    int stack = e.place[net] / b.n_types, t = e.place[net] % b.n_types;
-    // The rows of a type begin with those of the first frame.
-    int low = d.n_stacks > 1 ? b.frame_rows[2 * stack] : 0;
-    int high = d.n_stacks > 1 && stack + 1 < b.n_types ? b.frame_rows[2 * (stack + 1)] : rows_of(b);
+    int parts = (e.net_size + SUMMED - 1) / SUMMED, net = blockIdx.x / parts;
+    int i = blockIdx.x % parts * SUMMED + threadIdx.x % SUMMED, part = threadIdx.x / SUMMED;
+    int group = e.place[net] % b.n_types * d.n_stacks + e.place[net] / b.n_types;
     after_previous();
+    int per_tile = TILE_PLACES / d.rows;
+    int low = d.groups[2 * group] * per_tile, high = d.groups[2 * group + 2] * per_tile;
     double sum = 0;
     if (i < e.net_size)
         for (int k = part; k < blocks; k += SHARED_BY) {
-            int first = first_row(b, k, blocks), end = first_row(b, k + 1, blocks);
-            if (first >= high || end <= low || low == high || first == end) continue;
-            sum += d.pieces[((size_t)(k + stack) * b.n_types + t) * e.net_size + i];
+            Range range(b, d, k, blocks);
+            if (max(range.first, low) >= min(range.end, high)) continue;
+            sum += d.pieces[(size_t)(k + group) * e.net_size + i];
         }
     sums[part][threadIdx.x % SUMMED] = sum;
     __syncthreads();

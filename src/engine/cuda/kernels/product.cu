@@ -725,17 +725,28 @@ struct Tile {
         name(const __grid_constant__ Products p) {                                 \
         Tile<TILE, __VA_ARGS__>::run(p);                                           \
     }
-#define NN(size, SIZE) PRODUCT(product_##size##_nn, TILE_##SIZE, BLOCKS_##SIZE, false, false, false)
-#define NT(size, SIZE) PRODUCT(product_##size##_nt, TILE_##SIZE, BLOCKS_##SIZE, false, true, false)
-#define TN(size, SIZE) PRODUCT(product_##size##_tn, TILE_##SIZE, BLOCKS_##SIZE, true, false, false)
-#define NN_GATHER(size, SIZE) PRODUCT(product_##size##_nn_gather, TILE_##SIZE, BLOCKS_##SIZE, false, false, true)
-#define NN_TEAM(size, SIZE) PRODUCT(product_##size##_nn_team, TILE_##SIZE, BLOCKS_##SIZE, false, false, false, true)
-#define TN_GATHER(size, SIZE) PRODUCT(product_##size##_tn_gather, TILE_##SIZE, BLOCKS_##SIZE, true, false, true)
+#define INSTANCE(size, kind, SIZE, ...) PRODUCT(size##_##kind, TILE_##SIZE, BLOCKS_##SIZE, __VA_ARGS__)
 
-// The sizes that were the fastest anywhere.
-NN(tiny, TINY) NN(small, SMALL) NN(medium, MEDIUM) NN(wide, WIDE) NN(huge, HUGE)
-NT(tiny, TINY) NT(small, SMALL) NT(medium, MEDIUM) NT(wide, WIDE) NT(large, LARGE) NT(huge, HUGE)
-TN(medium, MEDIUM) TN(wide, WIDE) TN(large, LARGE) TN(huge, HUGE)
-NN_GATHER(tiny, TINY) NN_GATHER(medium, MEDIUM) NN_GATHER(wide, WIDE)
-TN_GATHER(tiny, TINY) TN_GATHER(small, SMALL)
-NN_TEAM(long, LONG)
+// The sizes that were the fastest anywhere: name, operands, tile, then whether A and B are transposed in memory, whether
+// rows of A are found in a table, whether a team makes a tile.
+INSTANCE(product_tiny, nn, TINY, false, false, false)
+INSTANCE(product_small, nn, SMALL, false, false, false)
+INSTANCE(product_medium, nn, MEDIUM, false, false, false)
+INSTANCE(product_wide, nn, WIDE, false, false, false)
+INSTANCE(product_huge, nn, HUGE, false, false, false)
+INSTANCE(product_tiny, nt, TINY, false, true, false)
+INSTANCE(product_small, nt, SMALL, false, true, false)
+INSTANCE(product_medium, nt, MEDIUM, false, true, false)
+INSTANCE(product_wide, nt, WIDE, false, true, false)
+INSTANCE(product_large, nt, LARGE, false, true, false)
+INSTANCE(product_huge, nt, HUGE, false, true, false)
+INSTANCE(product_medium, tn, MEDIUM, true, false, false)
+INSTANCE(product_wide, tn, WIDE, true, false, false)
+INSTANCE(product_large, tn, LARGE, true, false, false)
+INSTANCE(product_huge, tn, HUGE, true, false, false)
+INSTANCE(product_tiny, nn_gather, TINY, false, false, true)
+INSTANCE(product_medium, nn_gather, MEDIUM, false, false, true)
+INSTANCE(product_wide, nn_gather, WIDE, false, false, true)
+INSTANCE(product_tiny, tn_gather, TINY, true, false, true)
+INSTANCE(product_small, tn_gather, SMALL, true, false, true)
+INSTANCE(product_long, nn_team, LONG, false, false, false, true)

@@ -1,11 +1,12 @@
-//! The kernels of PiNet as one program.
+//! The kernels of PiNet.
 
 use super::layout;
 use crate::Result;
-use crate::engine::cuda::{Cuda, Device, Numbers, compile};
+use crate::engine::cuda::kernels::Program;
+use crate::engine::cuda::{Cuda, Device, Numbers};
 use std::sync::Arc;
 
-/// The files of the program, in the order in which they need each other.
+/// Its files, in the order in which they need each other.
 const SOURCES: [&str; 8] = [
     include_str!("kernels/common.cu"),
     include_str!("kernels/dense.cu"),
@@ -17,6 +18,9 @@ const SOURCES: [&str; 8] = [
     include_str!("kernels/update.cu"),
 ];
 
+/// Which of them a model needs shows when it is there.
+const PROGRAM: Program = Program { files: &SOURCES, options, always: |_| true };
+
 /// Opens a GPU with the kernels of PiNet.
 pub fn open(
     cuda: &Arc<Cuda>,
@@ -24,9 +28,7 @@ pub fn open(
     numbers: Numbers,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Arc<Device>> {
-    Device::open_with(cuda, index, numbers, |capability| {
-        compile::program(&SOURCES.concat(), &options(numbers, capability), env)
-    })
+    Device::open_with(cuda, index, numbers, &PROGRAM, env)
 }
 
 fn options(numbers: Numbers, (major, minor): (i32, i32)) -> Vec<String> {
@@ -44,8 +46,8 @@ fn options(numbers: Numbers, (major, minor): (i32, i32)) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::cuda::library;
     use crate::engine::cuda::sys::Nvrtc;
+    use crate::engine::cuda::{compile, library};
 
     #[test]
     fn every_kernel_of_pinet_compiles_for_both_kinds_of_number() {
@@ -57,8 +59,11 @@ mod tests {
         let nvrtc = Nvrtc::bind(library).unwrap();
         for numbers in [Numbers::F64, Numbers::F32] {
             for capability in [(8, 0), (9, 0)] {
-                let code = compile::compile(&nvrtc, &SOURCES.concat(), &options(numbers, capability));
-                assert!(code.unwrap_or_else(|e| panic!("{numbers:?}: {e}")).len() > 10_000);
+                for (name, source) in PROGRAM.kernels() {
+                    let code = compile::compile(&nvrtc, &source, &options(numbers, capability));
+                    let code = code.unwrap_or_else(|e| panic!("{name} {numbers:?}: {e}"));
+                    assert!(code.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name}");
+                }
             }
         }
     }
