@@ -187,13 +187,20 @@ fn arrays(place: &Place) -> Vec<f64> {
         .collect()
 }
 
+/// A net so wide that each of four ranks owns a slice of its parameters.
+fn slices_for_all() -> (&'static str, serde_json::Value) {
+    ("/model/fitting_net/neuron", json!([60, 60, 60]))
+}
+
 /// Runs 12 draws a step on `n` ranks, by hand (`shm`, `tcp`) or under an mpirun; None where that is missing.
 fn twelve_draws(n: usize, by: &str, threads: &str, reproducible: bool) -> Option<Place> {
     let place = Place::new(&[
         ("/training/gradient_accumulation", json!(12 / n)),
         ("/training/reproducible", json!(reproducible)),
+        ("/training/gradient_max_norm", json!(1.0)),
         ("/training/numb_steps", json!(6)),
         ("/training/disp_freq", json!(2)),
+        slices_for_all(),
     ]);
     let env =
         [("OMP_NUM_THREADS", threads), ("PHALANX_COMM", if by.starts_with("mpirun") { "mpi" } else { by })];
@@ -320,6 +327,7 @@ fn a_restart_with_another_number_of_ranks_continues_the_same_draws() {
             ("/training/numb_steps", json!(8)),
             ("/training/disp_freq", json!(2)),
             ("/training/save_freq", json!(4)),
+            slices_for_all(),
         ]
     };
     let straight = Place::new(&changes(1));

@@ -17,6 +17,7 @@ mod solo;
 mod shm;
 mod tcp;
 pub mod vectors;
+mod hosts;
 mod store;
 mod mpi;
 #[cfg(feature = "gloo")]

@@ -101,12 +101,26 @@ pub struct Pairwise<L: Link> {
     entered: u64,
     /// Room for what a partner sends.
     spare: Vec<i64>,
+    /// The ranks that take part, where not all do: `rank` and `size` are then those among them.
+    group: Option<Vec<usize>>,
+    /// Rank and size in the whole job.
+    world: (usize, usize),
 }
 
 impl<L: Link> Pairwise<L> {
     /// Takes the place of `rank`. Without a star only the late limit holds, and silent ranks cannot be named.
     pub fn new(link: L, rank: usize, size: usize, options: &CommOptions) -> Self {
-        Pairwise { link, star: None, rank, size, options: options.clone(), entered: 0, spare: Vec::new() }
+        Pairwise {
+            link,
+            star: None,
+            rank,
+            size,
+            options: options.clone(),
+            entered: 0,
+            spare: Vec::new(),
+            group: None,
+            world: (rank, size),
+        }
     }
 
     /// Listens to signs of life from now on. Every rank begins at the same collective.
@@ -128,12 +142,63 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn exchange(&mut self, what: &'static str, out: Option<Out>, into: Option<Into>) -> Result<()> {
-        let out = out.filter(|(_, bytes)| !bytes.is_empty());
-        let into = into.filter(|(_, bytes)| !bytes.is_empty());
+        let number = |rank: usize| self.group.as_ref().map_or(rank, |group| group[rank]);
+        let out = out.filter(|(_, bytes)| !bytes.is_empty()).map(|(to, bytes)| (number(to), bytes));
+        let into = into.filter(|(_, bytes)| !bytes.is_empty()).map(|(from, bytes)| (number(from), bytes));
         let patience = Patience::new(&self.options, what, self.entered);
-        let mut watch = Watch { star: self.star.as_ref(), patience, me: self.rank, size: self.size };
+        let (me, size) = self.world;
+        let mut watch = Watch { star: self.star.as_ref(), patience, me, size };
         let done = self.link.exchange(out, into, &mut watch);
-        done.inspect_err(|verdict| self.end(End::Followed(verdict.message().to_string())))
+        done.inspect_err(|verdict| self.follow(verdict.message()))
+    }
+
+    /// Tells the others that this rank ends because of another one.
+    pub fn follow(&self, verdict: &str) {
+        self.end(End::Followed(verdict.to_string()));
+    }
+
+    /// Does `work` with some of the ranks, of which this one is one.
+    fn among<T>(&mut self, ranks: &[usize], work: impl FnOnce(&mut Self) -> T) -> T {
+        let place = ranks.iter().position(|&rank| rank == self.world.0).expect("a rank is one of its group");
+        (self.rank, self.size, self.group) = (place, ranks.len(), Some(ranks.to_vec()));
+        let done = work(self);
+        (self.rank, self.size) = self.world;
+        self.group = None;
+        done
+    }
+
+    /// [`Communicator::slice`] among some of the ranks.
+    pub fn slice_among(&self, ranks: &[usize], n: usize) -> Range<usize> {
+        let place = ranks.iter().position(|&rank| rank == self.world.0).expect("a rank is one of its group");
+        slice_in(n, place, ranks.len())
+    }
+
+    /// Sums up this rank's slice among some of the ranks; what stands elsewhere in `x` is of no use afterwards.
+    pub fn reduce_scatter_among(&mut self, ranks: &[usize], x: &mut [f64]) -> Result<()> {
+        self.among(ranks, |group| group.scatter_slices(x))
+    }
+
+    /// Gives some of the ranks each other's slices.
+    pub fn all_gather_among(&mut self, ranks: &[usize], x: &mut [f64]) -> Result<()> {
+        self.among(ranks, |group| group.gather_slices(x))
+    }
+
+    fn scatter_slices(&mut self, x: &mut [f64]) -> Result<()> {
+        self.enter();
+        let (n, owners) = (x.len(), owners(self.size));
+        match is_short(8 * n) {
+            true => self.sum_in_pairs("reduce-scatter", x),
+            false => self.scatter_sums("reduce-scatter", x, &|k| slice_of(n, owners, k)),
+        }
+    }
+
+    fn gather_slices(&mut self, x: &mut [f64]) -> Result<()> {
+        self.enter();
+        let (n, owners) = (x.len(), owners(self.size));
+        match is_short(8 * n) {
+            true => Ok(()),
+            false => self.gather_parts("gather", x, &|k| slice_of(n, owners, k)),
+        }
     }
 
     fn end(&self, end: End) {
@@ -155,32 +220,17 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn sum<T: Element>(&mut self, what: &'static str, x: &mut [T]) -> Result<()> {
-        if self.is_short(x.len() * size_of::<T>()) || x.len() < self.size {
+        if is_short(x.len() * size_of::<T>()) || x.len() < self.size {
             return self.sum_in_pairs(what, x);
         }
-        let (n, owners) = (x.len(), self.owners());
+        let (n, owners) = (x.len(), owners(self.size));
         self.scatter_sums(what, x, &|k| share(n, owners, k))?;
         self.gather_parts(what, x, &|k| share(n, owners, k))
     }
 
-    /// Whether steps count for more than traffic.
-    fn is_short(&self, bytes: usize) -> bool {
-        bytes <= SHORT_BYTES
-    }
-
-    /// Whether halves are exchanged, or parts go around the ring.
-    fn by_halves(&self) -> bool {
-        self.size >= if self.size.is_power_of_two() { HALVES_RANKS } else { UNEVEN_HALVES_RANKS }
-    }
-
-    /// How many ranks own a part of a long vector.
-    fn owners(&self) -> usize {
-        if self.by_halves() { 1 << self.size.ilog2() } else { self.size }
-    }
-
     /// Sums up `part(rank)`; what stands elsewhere in `x` is of no use afterwards.
     fn scatter_sums<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
-        if self.by_halves() {
+        if by_halves(self.size) {
             self.scatter_by_halves(what, x, part)
         } else {
             self.scatter_around_ring(what, x, part)
@@ -189,7 +239,7 @@ impl<L: Link> Pairwise<L> {
 
     /// Gives every rank `part(k)` of rank k.
     fn gather_parts<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
-        if self.by_halves() {
+        if by_halves(self.size) {
             self.gather_by_halves(what, x, part)
         } else {
             self.gather_around_ring(what, x, part)
@@ -244,7 +294,7 @@ impl<L: Link> Pairwise<L> {
 
     /// Half of what is left goes to a partner, whose sums of the other half come back, until one part is left.
     fn scatter_by_halves<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
-        let (rank, power) = (self.rank, self.owners());
+        let (rank, power) = (self.rank, owners(self.size));
         self.take_from_extra(what, x)?;
         if rank >= power {
             return Ok(());
@@ -264,7 +314,7 @@ impl<L: Link> Pairwise<L> {
 
     /// The way of [`Pairwise::scatter_by_halves`] in reverse, with parts that are complete.
     fn gather_by_halves<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
-        let (rank, power) = (self.rank, self.owners());
+        let (rank, power) = (self.rank, owners(self.size));
         for distance in (0..power.ilog2()).map(|k| 1usize << k).filter(|_| rank < power) {
             let partner = rank ^ distance;
             let (out, into) = two_parts(x, run_of(part, rank, distance), run_of(part, partner, distance));
@@ -331,6 +381,30 @@ impl<L: Link> Pairwise<L> {
     }
 }
 
+/// Whether steps count for more than traffic.
+fn is_short(bytes: usize) -> bool {
+    bytes <= SHORT_BYTES
+}
+
+/// Whether so many ranks exchange halves, or pass parts around the ring.
+fn by_halves(size: usize) -> bool {
+    size >= if size.is_power_of_two() { HALVES_RANKS } else { UNEVEN_HALVES_RANKS }
+}
+
+/// How many of `size` ranks own a part of a long vector.
+fn owners(size: usize) -> usize {
+    if by_halves(size) { 1 << size.ilog2() } else { size }
+}
+
+/// The slice of a vector of `n` numbers that a rank owns.
+fn slice_in(n: usize, rank: usize, size: usize) -> Range<usize> {
+    match rank {
+        _ if is_short(8 * n) => 0..n, // repeating a short update takes less than one more exchange
+        rank if rank < owners(size) => slice_of(n, owners(size), rank),
+        _ => n..n,
+    }
+}
+
 /// The part of a vector that belongs to a rank.
 type Part<'a> = &'a dyn Fn(usize) -> Range<usize>;
 
@@ -371,29 +445,15 @@ impl<L: Link> Communicator for Pairwise<L> {
     all_reduce_methods!(all_reduce);
 
     fn slice(&self, n: usize) -> Range<usize> {
-        match self.rank {
-            _ if self.is_short(8 * n) => 0..n, // repeating a short update takes less than one more exchange
-            rank if rank < self.owners() => slice_of(n, self.owners(), rank),
-            _ => n..n,
-        }
+        slice_in(n, self.rank, self.size)
     }
 
     fn reduce_scatter(&mut self, x: &mut RankVector) -> Result<()> {
-        self.enter();
-        let (n, owners) = (x.len(), self.owners());
-        match self.is_short(8 * n) {
-            true => self.sum_in_pairs("reduce-scatter", x),
-            false => self.scatter_sums("reduce-scatter", x, &|k| slice_of(n, owners, k)),
-        }
+        self.scatter_slices(x)
     }
 
     fn all_gather_slices(&mut self, x: &mut CommonVector) -> Result<()> {
-        self.enter();
-        let (n, owners) = (x.len(), self.owners());
-        match self.is_short(8 * n) {
-            true => Ok(()),
-            false => self.gather_parts("gather", x, &|k| slice_of(n, owners, k)),
-        }
+        self.gather_slices(x)
     }
 
     fn broadcast(&mut self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {

@@ -24,7 +24,11 @@ pub fn slice_of(n: usize, parts: usize, part: usize) -> Range<usize> {
 }
 
 /// This rank's term of a sum over ranks. Dereferences to its numbers.
-pub struct RankVector(Place);
+pub struct RankVector {
+    place: Place,
+    /// Whether the sums stand here already, or are to be made from everybody's numbers.
+    summed: bool,
+}
 
 /// Numbers that are the same on all ranks. Dereferences to them.
 ///
@@ -68,7 +72,7 @@ impl Place {
 impl RankVector {
     /// `n` zeros of this rank's own.
     pub fn own(n: usize) -> Self {
-        RankVector(Place::Own(vec![0.0; n]))
+        RankVector { place: Place::Own(vec![0.0; n]), summed: true }
     }
 
     /// The vector of `rank` in memory of `size` ranks, which holds `n` numbers every `stride`.
@@ -77,23 +81,28 @@ impl RankVector {
             n <= stride && size * stride * 8 <= memory.bytes(),
             "the memory holds a vector for each rank"
         );
-        RankVector(Place::Shared { memory, n, stride, rank, size })
+        RankVector { place: Place::Shared { memory, n, stride, rank, size }, summed: false }
     }
 
     /// Whether other ranks can read it.
     pub(super) fn is_shared(&self) -> bool {
-        matches!(self.0, Place::Shared { .. })
+        matches!(self.place, Place::Shared { .. })
+    }
+
+    /// Says whether the sums stand here already.
+    pub(super) fn set_summed(&mut self, yes: bool) {
+        self.summed = yes;
     }
 
     /// The sums of this rank's slice, after a [`reduce_scatter`](super::Communicator::reduce_scatter).
     pub fn sums(&mut self) -> Sums<'_> {
-        let others = match &self.0 {
-            Place::Own(_) => None,
-            Place::Shared { memory, stride, size, .. } => {
+        let others = match &self.place {
+            Place::Shared { memory, stride, size, .. } if !self.summed => {
                 Some((memory.base().cast::<f64>().cast_const(), *stride, *size))
             }
+            _ => None,
         };
-        Sums { mine: self.0.start(), n: self.0.len(), others, borrowed: PhantomData }
+        Sums { mine: self.place.start(), n: self.place.len(), others, borrowed: PhantomData }
     }
 }
 
@@ -119,14 +128,14 @@ impl Deref for RankVector {
     type Target = [f64];
     fn deref(&self) -> &[f64] {
         // SAFETY: these numbers are written by this rank alone, through a mutable reference.
-        unsafe { std::slice::from_raw_parts(self.0.start(), self.0.len()) }
+        unsafe { std::slice::from_raw_parts(self.place.start(), self.place.len()) }
     }
 }
 
 impl DerefMut for RankVector {
     fn deref_mut(&mut self) -> &mut [f64] {
         // SAFETY: as above; the others read between two collectives, while this rank only holds `Sums`.
-        unsafe { std::slice::from_raw_parts_mut(self.0.start(), self.0.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.place.start(), self.place.len()) }
     }
 }
 

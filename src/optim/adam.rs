@@ -233,9 +233,9 @@ fn cell(k: usize, n: usize) -> Range<usize> {
     k * CELL..n.min((k + 1) * CELL)
 }
 
-/// How many cells a slice has.
+/// How many cells a slice has. An empty one may begin anywhere.
 fn cells_of(slice: &Range<usize>) -> usize {
-    slice.end.div_ceil(CELL) - slice.start / CELL
+    slice.end.div_ceil(CELL) - slice.start.div_ceil(CELL)
 }
 
 /// An update that is done piece by piece: see [`Adam::by_pieces`].

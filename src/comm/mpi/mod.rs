@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::pairwise::{Into, Link, Out, Pairwise, Watch};
 use super::star::Star;
 use super::store::Meeting;
-use super::{Attempt, CommOptions, Communicator, net, shm};
+use super::{Attempt, CommOptions, Communicator, hosts, net, shm};
 use crate::err;
 use crate::error::Result;
 use crate::launch::Launch;
@@ -82,7 +82,8 @@ fn start(api: Api, path: &str, launch: &Launch, options: &CommOptions) -> Result
     match (lanes, verdicts.iter().find(|v| !v.is_empty())) {
         (Ok(lanes), None) => {
             let star = Star::start(rank, lanes.health, options.beat());
-            Ok(Box::new(comm.with_star(star.map_err(|e| err!("cannot start a thread: {e}"))?)))
+            let comm = comm.with_star(star.map_err(|e| err!("cannot start a thread: {e}"))?);
+            hosts::arrange(comm, options)
         }
         (_, verdict) => {
             let why = verdict.map_or(String::new(), |v| String::from_utf8_lossy(v).into_owned());

@@ -61,6 +61,8 @@ pub struct Shm {
     heart: Heart,
     /// What the ranks have met through, where it must be told the end of the job too.
     introducer: Option<Box<dyn Link>>,
+    /// The numbers of these ranks in the whole job, and how many there are in it.
+    world: (Vec<usize>, usize),
     name: String,
 }
 
@@ -93,6 +95,7 @@ impl Shm {
             seen,
             heart,
             introducer: None,
+            world: ((0..pids.len()).collect(), pids.len()),
             name: "shared memory".to_string(),
         }
     }
@@ -102,6 +105,17 @@ impl Shm {
         self.name = format!("{}, shared memory", link.name());
         self.introducer = Some(Box::new(link));
         self
+    }
+
+    /// These are some of `size` ranks: they are known to the user by these numbers.
+    pub fn among(mut self, numbers: Vec<usize>, size: usize) -> Shm {
+        self.world = (numbers, size);
+        self
+    }
+
+    /// Tells the others that this rank ends because of another one.
+    pub fn follow(&self, verdict: &str) {
+        self.end(4, verdict);
     }
 
     fn enter(&mut self) {
@@ -141,11 +155,11 @@ impl Shm {
             futex_wait(&header.generation, generation, nap);
             header.sleepers.fetch_sub(1, Ordering::SeqCst);
             if !done() {
-                let vitals = self.seen.look(&region);
+                let vitals = in_the_world(&self.world, self.seen.look(&region));
                 if !done()
-                    && let Err(verdict) = patience.check(&vitals, self.rank)
+                    && let Err(verdict) = patience.check(&vitals, self.world.0[self.rank])
                 {
-                    self.end(4, verdict.message());
+                    self.follow(verdict.message());
                     return Err(verdict);
                 }
             }
@@ -347,6 +361,13 @@ impl Seen {
     }
 }
 
+/// What is known of all ranks of a job; nothing is wrong with those that are not ours to look at.
+fn in_the_world((numbers, size): &(Vec<usize>, usize), vitals: Vec<Vital>) -> Vec<Vital> {
+    let mut all = vec![Vital { entered: u64::MAX, ..Vital::default() }; *size];
+    numbers.iter().zip(vitals).for_each(|(&number, vital)| all[number] = vital);
+    all
+}
+
 fn why(slot: &region::Slot) -> String {
     let bytes: Vec<u8> =
         slot.why.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
@@ -399,6 +420,7 @@ impl Communicator for Shm {
 
     fn reduce_scatter(&mut self, x: &mut RankVector) -> Result<()> {
         assert!(x.is_shared(), "a vector that this communicator made");
+        x.set_summed(false);
         self.enter();
         self.meet("reduce-scatter")
     }

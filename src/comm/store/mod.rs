@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::pairwise::Pairwise;
 use super::star::Star;
 use super::tcp::Mesh;
-use super::{Attempt, CommOptions, net, shm};
+use super::{Attempt, CommOptions, hosts, net, shm};
 use crate::err;
 use crate::error::{Error, Result};
 pub use meeting::Meeting;
@@ -44,8 +44,8 @@ pub fn connect_tcp(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
     if let Some(why) = meeting.impossible() {
         return Attempt::NotForUs(why);
     }
-    match try_tcp(meeting, options) {
-        Ok(tcp) => Attempt::Connected(Box::new(tcp)),
+    match try_tcp(meeting, options).and_then(|tcp| hosts::arrange(tcp, options)) {
+        Ok(tcp) => Attempt::Connected(tcp),
         Err(error) => Attempt::Failed(error),
     }
 }
