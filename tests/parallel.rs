@@ -341,7 +341,7 @@ fn a_restart_with_another_number_of_ranks_continues_the_same_draws() {
     assert_eq!(arrays(&place), arrays(&straight));
     assert_eq!(place.read("lcurve.out"), straight.read("lcurve.out"));
     // With another number of draws a step the sequence goes on where it stood: 4 steps of 12 draws, then 4 of 3.
-    place.input(&[("/training/numb_steps", json!(8))]);
+    place.input(&[("/training/numb_steps", json!(8)), slices_for_all()]);
     place.by_hand(3, "train input.json --restart model.ckpt-4.phx", &[]).iter_mut().for_each(succeed);
     assert_eq!(place.checkpoint("model.ckpt").header["draws"], json!(4 * 12 + 4 * 3));
 }

@@ -53,12 +53,12 @@ impl<E: Engine> Stepper<E> {
         team: &mut Team,
         profiler: &Profiler,
     ) -> Result<StepReport> {
-        let Turn { step, rate, stop, wants_values } = *turn;
+        let Turn { step, rate, stop, wants_norm, .. } = *turn;
         let n = self.sum.n_params;
         let mut values = Vec::with_capacity(self.sum.draws);
         // One gradient that nothing is done with but the update: the update is part of the pass that makes it.
         let alone = self.sum.draws == 1 && self.sum.exact.is_none() && team.size() == 1;
-        let at_once = alone && self.max_norm == 0.0 && !wants_values && self.adam.trains_all();
+        let at_once = alone && self.max_norm == 0.0 && !wants_norm && self.adam.trains_all();
         for draw in 0..self.sum.draws {
             let batch = profiler.time(Phase::DataWait, || queue.next())?; // geometry was prepared on the queue's threads
             let prepared: Vec<&E::Prepared> = batch.frames.iter().map(|f| &f.prepared).collect();
@@ -99,7 +99,7 @@ impl<E: Engine> Stepper<E> {
             step: turn.step,
             factor: 1.0 / count,
             adds_up: !clips,
-            squares: !clips && turn.wants_values,
+            squares: !clips && turn.wants_norm,
         };
         let span = profiler.span(Phase::Optimizer);
         if clips {
