@@ -152,9 +152,9 @@ fn time(comm: &mut dyn Communicator) {
 
 /// Updates and sums until something happens; says the process of each rank, so that the test can strike one.
 fn forever(comm: &mut dyn Communicator) {
-    say(&format!("PID {} {}", comm.rank(), std::process::id()));
     let mut x = vec![1.0; 50_000];
     let (mut mine, mut common) = (comm.rank_vector(50_000).unwrap(), comm.common_vector(x.clone()).unwrap());
+    say(&format!("PID {} {}", comm.rank(), std::process::id()));
     loop {
         std::thread::sleep(Duration::from_millis(1));
         let done = update(comm, &mut mine, &mut common, 1.0).and_then(|()| comm.all_reduce_sum_f64(&mut x));

@@ -105,6 +105,8 @@ pub struct Pairwise<L: Link> {
     group: Option<Vec<usize>>,
     /// Rank and size in the whole job.
     world: (usize, usize),
+    /// The first error. After it messages would be taken for others.
+    failed: Option<Error>,
 }
 
 impl<L: Link> Pairwise<L> {
@@ -120,6 +122,7 @@ impl<L: Link> Pairwise<L> {
             spare: Vec::new(),
             group: None,
             world: (rank, size),
+            failed: None,
         }
     }
 
@@ -142,6 +145,9 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn exchange(&mut self, what: &'static str, out: Option<Out>, into: Option<Into>) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
         let number = |rank: usize| self.group.as_ref().map_or(rank, |group| group[rank]);
         let out = out.filter(|(_, bytes)| !bytes.is_empty()).map(|(to, bytes)| (number(to), bytes));
         let into = into.filter(|(_, bytes)| !bytes.is_empty()).map(|(from, bytes)| (number(from), bytes));
@@ -149,7 +155,10 @@ impl<L: Link> Pairwise<L> {
         let (me, size) = self.world;
         let mut watch = Watch { star: self.star.as_ref(), patience, me, size };
         let done = self.link.exchange(out, into, &mut watch);
-        done.inspect_err(|verdict| self.follow(verdict.message()))
+        done.inspect_err(|verdict| {
+            self.follow(verdict.message());
+            self.failed = Some(verdict.clone());
+        })
     }
 
     /// Tells the others that this rank ends because of another one.
@@ -220,7 +229,7 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn sum<T: Element>(&mut self, what: &'static str, x: &mut [T]) -> Result<()> {
-        if is_short(x.len() * size_of::<T>()) || x.len() < self.size {
+        if is_short(size_of_val(x)) || x.len() < self.size {
             return self.sum_in_pairs(what, x);
         }
         let (n, owners) = (x.len(), owners(self.size));

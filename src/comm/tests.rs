@@ -168,6 +168,9 @@ fn a_rank_that_ends_in_the_middle_of_an_update_is_named() {
                 }
                 let error = comm.all_gather_slices(&mut common).unwrap_err();
                 assert_eq!(error.message(), "rank 2 died");
+                // Who asks again gets the same answer, and is not counted twice.
+                let error = comm.all_gather(b"hello").unwrap_err();
+                assert_eq!(error.message(), "rank 2 died");
             });
         }
     });

@@ -88,6 +88,17 @@ pub struct Descent {
     pub squares: bool,
 }
 
+impl Descent {
+    /// Scales the gradient down to `max_norm`, where it is longer, given the norm of the sum of gradients. Returns that of their
+    /// mean.
+    pub fn clip(&mut self, norm: f64, max_norm: f64) -> f64 {
+        let norm = self.factor * norm;
+        // 1e-6 as in PyTorch, so that runs with clipping agree too.
+        self.factor *= (max_norm / (norm + 1e-6)).min(1.0);
+        norm
+    }
+}
+
 impl Adam {
     /// An optimiser that has seen no gradient yet.
     pub fn new(options: OptimizerOptions, trainable: Vec<Range<usize>>, n_params: usize) -> Self {
@@ -148,12 +159,23 @@ impl Adam {
         self
     }
 
-    /// One update with a gradient as it is; `step` counts from 0.
+    /// One update of all parameters with a gradient as it is; `step` counts from 0.
     pub fn step(&mut self, params: &mut [f64], grad: &[f64], lr: f64, step: u64) {
-        let descent = Descent { rate: lr, step, factor: 1.0, adds_up: false, squares: false };
-        let all = 0..params.len();
-        // SAFETY: nobody else has these sums.
-        unsafe { self.descend(params, &Sums::of(grad), all, &descent) };
+        self.clipped_step(params, grad, lr, step, 0.0);
+    }
+
+    /// The same with a gradient that is scaled down to `max_norm`, where it is longer; 0 means never.
+    pub fn clipped_step(&mut self, params: &mut [f64], grad: &[f64], lr: f64, step: u64, max_norm: f64) {
+        let (sums, all) = (Sums::of(grad), 0..params.len());
+        let mut descent = Descent { rate: lr, step, factor: 1.0, adds_up: false, squares: false };
+        // SAFETY: nobody else has these sums, and they are complete.
+        unsafe {
+            if max_norm > 0.0 {
+                self.add_up(&sums, all.clone());
+                descent.clip(self.norm(), max_norm);
+            }
+            self.descend(params, &sums, all, &descent);
+        }
     }
 
     /// One update of a slice of the parameters, which ends where cells do, from sums of gradients.
@@ -209,6 +231,11 @@ impl Adam {
     /// for every number of ranks, because all but one of the terms are 0.
     pub fn squares(&mut self) -> &mut [f64] {
         &mut self.squares
+    }
+
+    /// The norm of the sum of gradients, once all have the squares of all.
+    pub fn norm(&self) -> f64 {
+        self.squares.iter().sum::<f64>().sqrt()
     }
 
     /// Whether every parameter is trained.
@@ -435,7 +462,7 @@ mod tests {
             }
             (params, squares)
         };
-        let whole = run(&[0..n], 1, false);
+        let whole = run(&[0..n, n..n], 1, false);
         let want: f64 = (0..n).map(|k| 16.0 * (k as f64 * 0.7).sin().powi(2)).sum();
         assert!((whole.1.iter().sum::<f64>() - want).abs() < 1e-10 * want);
         for slices in [vec![0..CELL, CELL..n], vec![0..0, 0..2 * CELL, 2 * CELL..3 * CELL, 3 * CELL..n, n..n]]
@@ -443,6 +470,26 @@ mod tests {
             for (threads, first_adds_up) in [(1, false), (2, true)] {
                 assert!(run(&slices, threads, first_adds_up) == whole, "{slices:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_gradient_is_scaled_down_to_the_largest_norm() {
+        let n = 3 * CELL + 17;
+        let options = OptimizerOptions::Adam { beta1: 0.0, beta2: 0.0, weight_decay: 0.0 };
+        let grad: Vec<f64> = (0..n).map(|k| (k as f64 * 0.7).sin()).collect();
+        let norm = grad.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let first_moment = |max_norm: f64| {
+            let mut adam = Adam::new(options.clone(), std::iter::once(0..n).collect(), n);
+            adam.clipped_step(&mut vec![0.0; n], &grad, 1e-3, 0, max_norm);
+            let mut first = Vec::new();
+            adam.save_moments(&mut first, &mut Vec::new());
+            first
+        };
+        let (free, bound) = (first_moment(0.0), first_moment(norm / 2.0));
+        assert_eq!(free, first_moment(2.0 * norm), "a norm below the limit changes nothing");
+        for (k, (a, b)) in free.iter().zip(&bound).enumerate() {
+            assert!((a - grad[k]).abs() < 1e-15 && (b - a / 2.0).abs() < 1e-7, "{k}: {a} {b}");
         }
     }
 

@@ -80,7 +80,7 @@ impl<E: Engine> Stepper<E> {
             drop(span);
             values.push(value);
         }
-        profiler.time(Phase::Communication, || self.sum.to_owners(team, stop))?; // over draws and ranks
+        profiler.time(Phase::Communication, || self.sum.give_to_owners(team, stop))?; // over draws and ranks
         let gradient_norm = self.descend(turn, team, profiler)?; // each rank its slice
         self.engine.forget_parameters();
         Ok(StepReport { values, gradient_norm, stop: self.common[self.sum.n_params] > 0.0 })
@@ -105,9 +105,8 @@ impl<E: Engine> Stepper<E> {
         if clips {
             // SAFETY: the slice of this rank, for the first time.
             unsafe { self.adam.add_up(&sums, mine.clone()) };
-            norm = descent.factor * norm_over_ranks(team, &mut self.adam)?;
-            // 1e-6 as in PyTorch, so that runs with clipping agree too.
-            descent.factor *= (self.max_norm / (norm + 1e-6)).min(1.0);
+            team.sum(self.adam.squares())?;
+            norm = descent.clip(self.adam.norm(), self.max_norm);
         }
         // SAFETY: the slice of this rank, which was added up above or not, as `descent` says.
         unsafe { self.adam.descend(&mut self.common[..n], &sums, mine, &descent) };
@@ -119,7 +118,8 @@ impl<E: Engine> Stepper<E> {
         let span = profiler.span(Phase::Communication);
         team.all_gather_slices(&mut self.common)?;
         if descent.squares {
-            norm = descent.factor * norm_over_ranks(team, &mut self.adam)?;
+            team.sum(self.adam.squares())?;
+            norm = descent.factor * self.adam.norm();
         }
         drop(span);
         Ok(norm)
@@ -144,12 +144,6 @@ impl<E: Engine> Stepper<E> {
         self.engine.evaluate(&mut self.out, &self.common[..self.sum.n_params], batch);
         self.loss.differentiate(&mut self.seeds, &self.out, frames, lr)
     }
-}
-
-/// The norm of the sum of gradients whose squares the optimiser has seen.
-fn norm_over_ranks(team: &mut Team, adam: &mut Adam) -> Result<f64> {
-    team.sum(adam.squares())?;
-    Ok(adam.squares().iter().sum::<f64>().sqrt())
 }
 
 /// What two ranges have in common.
@@ -236,7 +230,7 @@ impl GradientSum {
     }
 
     /// Hands this rank's sum to the owners of its slices; each then finds the sums of its own slice in [`GradientSum::sums`].
-    fn to_owners(&mut self, team: &mut Team, stop: bool) -> Result<()> {
+    fn give_to_owners(&mut self, team: &mut Team, stop: bool) -> Result<()> {
         let n = self.n_params;
         if let Some(exact) = &mut self.exact {
             let count = (self.draws * team.size()) as f64;
@@ -369,7 +363,7 @@ mod tests {
 
     fn mean_of_slices(team: &mut Team, sum: &mut GradientSum, stop: bool) -> Vec<f64> {
         let mut common = team.common_vector(vec![0.0; 9]).unwrap();
-        sum.to_owners(team, stop).unwrap();
+        sum.give_to_owners(team, stop).unwrap();
         let (sums, count) = sum.sums(team);
         let slice = team.slice(9);
         // SAFETY: the slice of this rank, once.

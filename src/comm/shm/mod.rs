@@ -28,7 +28,7 @@ use super::store::texts;
 use super::vectors::{CommonVector, RankVector, slice_of};
 use super::{CommOptions, Communicator, net, process};
 use crate::err;
-use crate::error::Result;
+use crate::error::{Error, Result};
 pub use mapping::Mapping;
 use mapping::PAGE;
 pub use region::Region;
@@ -59,6 +59,8 @@ pub struct Shm {
     offers: Duration,
     seen: Seen,
     heart: Heart,
+    /// The first error. The barrier counts who comes: after it nobody may come again.
+    failed: Option<Error>,
     /// What the ranks have met through, where it must be told the end of the job too.
     introducer: Option<Box<dyn Link>>,
     /// The numbers of these ranks in the whole job, and how many there are in it.
@@ -94,6 +96,7 @@ impl Shm {
             offers,
             seen,
             heart,
+            failed: None,
             introducer: None,
             world: ((0..pids.len()).collect(), pids.len()),
             name: "shared memory".to_string(),
@@ -131,6 +134,9 @@ impl Shm {
 
     /// Returns when every rank has come here.
     fn meet(&mut self, what: &'static str) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
         let region = self.region.clone();
         let header = region.header();
         let generation = header.generation.load(Ordering::Acquire);
@@ -160,6 +166,7 @@ impl Shm {
                     && let Err(verdict) = patience.check(&vitals, self.world.0[self.rank])
                 {
                     self.follow(verdict.message());
+                    self.failed = Some(verdict.clone());
                     return Err(verdict);
                 }
             }
