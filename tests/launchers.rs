@@ -9,6 +9,8 @@ use common::{Job, OPEN_MPI, answers, find, free_port, gone};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use phalanx::Result;
+use phalanx::comm::vectors::{CommonVector, RankVector};
 use phalanx::comm::{self, CommOptions, Communicator};
 use phalanx::launch::Launch;
 
@@ -72,9 +74,36 @@ fn sum(comm: &mut dyn Communicator) {
     let all = comm.all_gather(&vec![rank as u8; rank]).unwrap();
     assert!(all.iter().enumerate().all(|(r, bytes)| *bytes == vec![r as u8; r]));
     comm.barrier().unwrap();
+    for n in [0, 1, 5_000, 300_001] {
+        let (mut mine, mut common) =
+            (comm.rank_vector(n).unwrap(), comm.common_vector(vec![1.0; n]).unwrap());
+        for step in 0..3 {
+            update(comm, &mut mine, &mut common, step as f64).unwrap();
+        }
+        let want = 1.0 + (3 * size + 3 * size * (size - 1) / 2) as f64;
+        assert!(common.iter().all(|&x| x == want), "{n} numbers, not all of them {want}");
+    }
 }
 
-/// All-reduce of the stock network's gradient.
+/// One update of `n` numbers, of which each rank changes its slice: adds the sum over ranks of `x + rank`.
+fn update(
+    comm: &mut dyn Communicator,
+    mine: &mut RankVector,
+    common: &mut CommonVector,
+    x: f64,
+) -> Result<()> {
+    let rank = comm.rank() as f64;
+    mine.iter_mut().for_each(|term| *term = x + rank);
+    comm.reduce_scatter(mine)?;
+    let slice = comm.slice(mine.len());
+    let sums = mine.sums();
+    // SAFETY: the slice of this rank, once.
+    let sums = unsafe { sums.add_up(slice.clone()) };
+    common[slice].iter_mut().zip(sums).for_each(|(x, sum)| *x += sum);
+    comm.all_gather_slices(common)
+}
+
+/// All-reduce of the stock network's gradient, and the exchanges of an update with it.
 fn time(comm: &mut dyn Communicator) {
     let mut x = vec![1e-9; 1_000_000];
     let mut times: Vec<f64> = (0..60)
@@ -94,22 +123,42 @@ fn time(comm: &mut dyn Communicator) {
         })
         .collect();
     short.sort_by(f64::total_cmp);
+    let n = x.len();
+    let (mut mine, mut common) = (comm.rank_vector(n).unwrap(), comm.common_vector(x).unwrap());
+    let mut updates: Vec<f64> = (0..60)
+        .map(|_| {
+            comm.barrier().unwrap();
+            let start = Instant::now();
+            comm.reduce_scatter(&mut mine).unwrap();
+            let (slice, sums) = (comm.slice(n), mine.sums());
+            // SAFETY: the slice of this rank, once.
+            common[slice.clone()].copy_from_slice(unsafe { sums.add_up(slice) });
+            comm.all_gather_slices(&mut common).unwrap();
+            start.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    updates.sort_by(f64::total_cmp);
     say(&format!(
-        "TIME {}: 1.0 M f64: median {:.2} ms, best {:.2} ms; 8 f64: median {:.1} us",
+        "TIME {}: 1.0 M f64: all-reduce median {:.2} ms, best {:.2} ms; update median {:.2} ms, best {:.2} ms; \
+         8 f64: median {:.1} us",
         comm.name(),
         times[30],
         times[0],
+        updates[30],
+        updates[0],
         short[150]
     ));
 }
 
-/// Sums until something happens; says the process of each rank, so that the test can strike one.
+/// Updates and sums until something happens; says the process of each rank, so that the test can strike one.
 fn forever(comm: &mut dyn Communicator) {
-    say(&format!("PID {} {}", comm.rank(), std::process::id()));
     let mut x = vec![1.0; 50_000];
+    let (mut mine, mut common) = (comm.rank_vector(50_000).unwrap(), comm.common_vector(x.clone()).unwrap());
+    say(&format!("PID {} {}", comm.rank(), std::process::id()));
     loop {
         std::thread::sleep(Duration::from_millis(1));
-        if let Err(error) = comm.all_reduce_sum_f64(&mut x) {
+        let done = update(comm, &mut mine, &mut common, 1.0).and_then(|()| comm.all_reduce_sum_f64(&mut x));
+        if let Err(error) = done {
             comm.abort(error.message());
             fail(&error);
         }
@@ -137,6 +186,13 @@ const CASES: &[Case] = &[
         programs: &["mpirun.openmpi", "orterun"],
         args: "-np {n}",
         env: OPEN_MPI,
+        engine: ", shared memory",
+    },
+    Case {
+        name: "Open MPI's messages",
+        programs: &["mpirun.openmpi", "orterun"],
+        args: "-np {n}",
+        env: &[("PHALANX_COMM", "mpi")],
         engine: "mpi (Open MPI",
     },
     Case {
@@ -144,6 +200,13 @@ const CASES: &[Case] = &[
         programs: &["mpirun.mpich", "mpiexec.hydra"],
         args: "-l -launcher=fork -hosts=localhost -n {n}",
         env: &[],
+        engine: ", shared memory",
+    },
+    Case {
+        name: "MPICH's messages",
+        programs: &["mpirun.mpich", "mpiexec.hydra"],
+        args: "-l -launcher=fork -hosts=localhost -n {n}",
+        env: &[("PHALANX_COMM", "mpi")],
         engine: "mpi (",
     },
     Case {

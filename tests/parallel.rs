@@ -187,6 +187,11 @@ fn arrays(place: &Place) -> Vec<f64> {
         .collect()
 }
 
+/// A net so wide that each of four ranks owns a slice of its parameters.
+fn slices_for_all() -> (&'static str, serde_json::Value) {
+    ("/model/fitting_net/neuron", json!([60, 60, 60]))
+}
+
 /// Runs 12 draws a step on `n` ranks, by hand (`shm`, `tcp`) or under an mpirun; None where that is missing.
 fn twelve_draws(n: usize, by: &str, threads: &str, reproducible: bool) -> Option<Place> {
     run_on(
@@ -198,6 +203,8 @@ fn twelve_draws(n: usize, by: &str, threads: &str, reproducible: bool) -> Option
             ("/training/reproducible", json!(reproducible)),
             ("/training/numb_steps", json!(6)),
             ("/training/disp_freq", json!(2)),
+            ("/training/gradient_max_norm", json!(1.0)),
+            slices_for_all(),
         ],
     )
 }
@@ -354,6 +361,7 @@ fn a_restart_with_another_number_of_ranks_continues_the_same_draws() {
             ("/training/numb_steps", json!(8)),
             ("/training/disp_freq", json!(2)),
             ("/training/save_freq", json!(4)),
+            slices_for_all(),
         ]
     };
     let straight = Place::new(&changes(1));
@@ -367,7 +375,7 @@ fn a_restart_with_another_number_of_ranks_continues_the_same_draws() {
     assert_eq!(arrays(&place), arrays(&straight));
     assert_eq!(place.read("lcurve.out"), straight.read("lcurve.out"));
     // With another number of draws a step the sequence goes on where it stood: 4 steps of 12 draws, then 4 of 3.
-    place.input(&[("/training/numb_steps", json!(8))]);
+    place.input(&[("/training/numb_steps", json!(8)), slices_for_all()]);
     place.by_hand(3, "train input.json --restart model.ckpt-4.phx", &[]).iter_mut().for_each(succeed);
     assert_eq!(place.checkpoint("model.ckpt").header["draws"], json!(4 * 12 + 4 * 3));
 }

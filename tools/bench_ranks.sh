@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Samples per second of `dp train` on the example's water, one rank against several, one thread each.
 #
-#   tools/bench_ranks.sh [-n RANKS] [-s STEPS] [-t TURNS]
+#   tools/bench_ranks.sh [-c] [-n RANKS] [-s STEPS] [-t TURNS] [-m FOLDER]
 #
 #   -n RANKS   compare 1 with this many ranks (default 2; never more than there are cores)
 #   -s STEPS   steps of each run (default 600)
 #   -t TURNS   every configuration runs so often, in turns; the best time counts (default 5)
+#   -c         compare with as many copies that know nothing of each other and run at the same time: what the machine
+#              allows. RANKS may then be a list, such as 4,8,16
+#   -m FOLDER  take Open MPI and MPICH from FOLDER/openmpi/bin/mpirun and FOLDER/mpich/bin/mpirun
 #
 # Our own binary is $PHALANX_DP (default target/release/dp); $PHALANX_TEST_LAUNCHERS may list folders with launchers
 # (separated by `:`). Launchers that are missing are reported as skipped. Prints a table in the form that users of
@@ -14,9 +17,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-ranks=2 steps=600 turns=5
-while getopts n:s:t: option; do
+ranks=2 steps=600 turns=5 copies=no openmpi=mpirun.openmpi mpich=mpirun.mpich
+while getopts cm:n:s:t: option; do
     case $option in
+        c) copies=yes ;;
+        m) openmpi=$(realpath "$OPTARG")/openmpi/bin/mpirun mpich=$(realpath "$OPTARG")/mpich/bin/mpirun ;;
         n) ranks=$OPTARG ;;
         s) steps=$OPTARG ;;
         t) turns=$OPTARG ;;
@@ -38,56 +43,98 @@ sed -e "s|\"examples/|\"$PWD/examples/|g" \
 export OMP_NUM_THREADS=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-# run NAME: one turn; prints seconds per step.
-run() {
-    local port=$((20000 + RANDOM % 10000)) line
-    case $1 in
-        "one rank") line="" ;;
-        "built-in, torchrun") line="torchrun --nproc_per_node=$ranks --master_port=$port --no-python" ;;
-        "built-in, by hand") line="by_hand" ;;
-        "Open MPI") line="mpirun.openmpi -np $ranks" ;;
-        "MPICH") line="mpirun.mpich -n $ranks" ;;
-    esac
-    (
-        cd "$work"
-        if [ "$line" = by_hand ]; then
-            for ((rank = 1; rank < ranks; rank++)); do
-                RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 \
-                    MASTER_PORT=$port "$dp" --pt train input.json > /dev/null 2>&1 &
-            done
-            RANK=0 LOCAL_RANK=0 WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-                "$dp" --pt train input.json > log.txt 2>&1
-            wait
-        else
-            # shellcheck disable=SC2086 # words
-            $line "$dp" --pt train input.json > log.txt 2>&1
-        fi
-    ) || { tail "$work/log.txt" >&2; exit 1; }
-    local wall
-    wall=$(sed -n 's|.*total wall time = \([0-9.]*\) s.*|\1|p' "$work/log.txt" | tail -n 1)
-    echo "scale=8; $wall / $((steps / 2))" | bc
+# by_hand RANKS: ranks of the built-in engine.
+by_hand() {
+    local port=$((20000 + RANDOM % 10000)) rank
+    for ((rank = $1 - 1; rank >= 0; rank--)); do
+        local log=/dev/null
+        [ "$rank" = 0 ] && log=log.txt
+        RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$1 LOCAL_WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            "$dp" --pt train input.json > $log 2>&1 &
+    done
+    wait
 }
 
-names=("one rank" "built-in, by hand")
-for candidate in "torchrun:built-in, torchrun" "mpirun.openmpi:Open MPI" "mpirun.mpich:MPICH"; do
-    if command -v "${candidate%%:*}" > /dev/null; then names+=("${candidate#*:}"); else
+# apart COPIES: as many runs that know nothing of each other, each in a folder of its own.
+apart() {
+    local k
+    for ((k = 0; k < $1; k++)); do
+        mkdir -p "copy$k"
+        (cd "copy$k" && "$dp" --pt train ../input.json > log.txt 2>&1) &
+    done
+    wait
+    cat copy*/log.txt > log.txt
+    rm -r copy*
+}
+
+# run NAME RANKS: one turn; prints seconds per step, of copies the mean.
+run() {
+    local port=$((20000 + RANDOM % 10000)) n=$2
+    (
+        cd "$work"
+        case $1 in
+            "one rank") "$dp" --pt train input.json > log.txt 2>&1 ;;
+            "copies") apart "$n" ;;
+            "built-in, by hand") by_hand "$n" ;;
+            "built-in, torchrun")
+                torchrun --nproc_per_node="$n" --master_port=$port --no-python "$dp" --pt train input.json > log.txt 2>&1 ;;
+            "Open MPI") "$openmpi" -np "$n" "$dp" --pt train input.json > log.txt 2>&1 ;;
+            "MPICH") "$mpich" -n "$n" "$dp" --pt train input.json > log.txt 2>&1 ;;
+        esac
+    ) || { tail "$work/log.txt" >&2; exit 1; }
+    sed -n "s|.* $steps: total wall time = \\([0-9.]*\\) s.*|\\1|p" "$work/log.txt" |
+        awk -v steps=$((steps / 2)) '{ sum += $1; n++ } END { if (!n) exit 1; printf "%.8f\n", sum / n / steps }' ||
+        { tail "$work/log.txt" >&2; exit 1; }
+}
+
+# measure NAME RANKS: one turn; the best time of all turns is in `best`.
+measure() {
+    local seconds key="$1 $2"
+    seconds=$(run "$1" "$2")
+    echo "  $key: $(awk -v s="$seconds" 'BEGIN { printf "%.2f", 1000 * s }') ms a step" >&2
+    if [ -z "${best[$key]:-}" ] || [ "$(awk -v a="$seconds" -v b="${best[$key]}" 'BEGIN { print (a < b) }')" = 1 ]; then
+        best[$key]=$seconds
+    fi
+}
+
+engines=("built-in, by hand")
+for candidate in "torchrun:built-in, torchrun" "$openmpi:Open MPI" "$mpich:MPICH"; do
+    if [ "$copies" = yes ] && [ "${candidate%%:*}" = torchrun ]; then continue; fi
+    if command -v "${candidate%%:*}" > /dev/null; then engines+=("${candidate#*:}"); else
         echo "skipped: ${candidate%%:*} is not installed"
     fi
 done
+yardstick="one rank"
+[ "$copies" = yes ] && yardstick=copies
 declare -A best
 for ((turn = 0; turn < turns; turn++)); do
-    for name in "${names[@]}"; do
-        seconds=$(run "$name")
-        if [ -z "${best[$name]:-}" ] || [ "$(echo "$seconds < ${best[$name]}" | bc)" = 1 ]; then best[$name]=$seconds; fi
+    [ "$yardstick" = "one rank" ] && measure "one rank" 1
+    for n in ${ranks//,/ }; do
+        [ "$yardstick" = copies ] && measure copies "$n"
+        for name in "${engines[@]}"; do measure "$name" "$n"; done
     done
 done
 
 echo "$(nproc --all) cores, $(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1); load $(cut -d' ' -f1-3 /proc/loadavg); best of $turns turns of $steps steps"
-echo "| engine | ranks | samples per batch | seconds every 100 batches | samples per second | speed up |"
+# row NAME RANKS SECONDS FACTOR
+row() {
+    awk -v name="$1" -v n="$2" -v s="$3" -v factor="$4" 'BEGIN {
+        printf "| %s | %d | %d | %.3f | %.1f | %.2f |\n", name, n, n, 100 * s, n / s, factor }'
+}
+over() { awk -v a="$1" -v b="$2" -v n="$3" 'BEGIN { print n * a / b }'; }
+if [ "$copies" = yes ]; then
+    echo "| engine | ranks | samples per batch | seconds every 100 batches | samples per second | of copies |"
+else
+    echo "| engine | ranks | samples per batch | seconds every 100 batches | samples per second | speed up |"
+fi
 echo "|---|---|---|---|---|---|"
-for name in "${names[@]}"; do
-    n=$ranks
-    [ "$name" = "one rank" ] && n=1
-    awk -v name="$name" -v n="$n" -v s="${best[$name]}" -v one="${best[one rank]}" 'BEGIN {
-        printf "| %s | %d | %d | %.3f | %.1f | %.2f |\n", name, n, n, 100 * s, n / s, n * one / s }'
+[ "$copies" = no ] && row "one rank" 1 "${best[one rank 1]}" 1
+for n in ${ranks//,/ }; do
+    [ "$copies" = yes ] && row "copies" "$n" "${best[copies $n]}" 1
+    for name in "${engines[@]}"; do
+        if [ "$copies" = yes ]; then factor=$(over "${best[copies $n]}" "${best[$name $n]}" 1); else
+            factor=$(over "${best[one rank 1]}" "${best[$name $n]}" "$n")
+        fi
+        row "$name" "$n" "${best[$name $n]}" "$factor"
+    done
 done

@@ -16,6 +16,8 @@ mod pairwise;
 mod solo;
 mod shm;
 mod tcp;
+pub mod vectors;
+mod hosts;
 mod store;
 mod mpi;
 #[cfg(feature = "gloo")]
@@ -24,7 +26,9 @@ mod gloo;
 use crate::error::{Error, Result};
 use crate::launch::Launch;
 pub use options::CommOptions;
+use std::ops::Range;
 use store::Meeting;
+use vectors::{CommonVector, RankVector};
 
 /// A group of ranks that compute in lockstep.
 ///
@@ -42,6 +46,22 @@ pub trait Communicator: Send {
     fn all_reduce_sum_f32(&mut self, x: &mut [f32]) -> Result<()>;
     /// Sums over ranks, in place, exactly; wraps around on overflow.
     fn all_reduce_sum_i64(&mut self, x: &mut [i64]) -> Result<()>;
+    /// The slice of a vector of `n` numbers that this rank sums up and changes in an update. Slices of ranks may overlap: then
+    /// each of their owners has the same bits.
+    fn slice(&self, n: usize) -> Range<usize>;
+    /// A term of this rank's own, of `n` zeros, for [`Communicator::reduce_scatter`].
+    fn rank_vector(&mut self, n: usize) -> Result<RankVector> {
+        Ok(RankVector::own(n))
+    }
+    /// A vector that all ranks have in common. All give the same numbers.
+    fn common_vector(&mut self, x: Vec<f64>) -> Result<CommonVector> {
+        Ok(CommonVector::own(x))
+    }
+    /// Sums over ranks; each rank finds those of its own slice in [`RankVector::sums`]. The rest is undefined. As
+    /// reproducible as [`Communicator::all_reduce_sum_f64`].
+    fn reduce_scatter(&mut self, x: &mut RankVector) -> Result<()>;
+    /// Gives every rank the slices of all, each from its owner.
+    fn all_gather_slices(&mut self, x: &mut CommonVector) -> Result<()>;
     /// Gives every rank the bytes of `root`, whatever the length was before.
     fn broadcast(&mut self, root: usize, bytes: &mut Vec<u8>) -> Result<()>;
     /// Gives every rank the bytes of all ranks, by rank; lengths may differ.

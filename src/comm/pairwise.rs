@@ -1,16 +1,19 @@
 //! Every collective in terms of one operation: send to one rank while receiving from another.
 //!
-//! Long vectors go around a ring where ranks are few: each share is summed along the ring by one rank after the other,
+//! Long vectors go around a ring where ranks are few: each part is summed along the ring by one rank after the other,
 //! then passed around once more. Where they are many, pairs of shrinking distance exchange halves, and the sums come
-//! back the same way: as little traffic in far fewer steps. Short vectors are exchanged whole, in pairs of growing
+//! back the same way: as little traffic in far fewer steps. An update stops in the middle: the owner of a part changes it
+//! before it is passed on. Short vectors are exchanged whole, in pairs of growing
 //! distance. Each way a share has one order of summation that depends on the number of ranks alone, and every rank gets
 //! the same bits: which MPI's own all-reduce does not promise, and no library has to be trusted with.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::element::{Element, all_reduce_methods, bytes_of, bytes_of_mut, share};
 use super::pulse::{End, Patience, Vital};
 use super::star::Star;
+use super::vectors::{CommonVector, RankVector, slice_of};
 use super::{CommOptions, Communicator};
 use crate::err;
 use crate::error::{Error, Result};
@@ -96,12 +99,31 @@ pub struct Pairwise<L: Link> {
     options: CommOptions,
     /// Collectives entered so far.
     entered: u64,
+    /// Room for what a partner sends.
+    spare: Vec<i64>,
+    /// The ranks that take part, where not all do: `rank` and `size` are then those among them.
+    group: Option<Vec<usize>>,
+    /// Rank and size in the whole job.
+    world: (usize, usize),
+    /// The first error. After it messages would be taken for others.
+    failed: Option<Error>,
 }
 
 impl<L: Link> Pairwise<L> {
     /// Takes the place of `rank`. Without a star only the late limit holds, and silent ranks cannot be named.
     pub fn new(link: L, rank: usize, size: usize, options: &CommOptions) -> Self {
-        Pairwise { link, star: None, rank, size, options: options.clone(), entered: 0 }
+        Pairwise {
+            link,
+            star: None,
+            rank,
+            size,
+            options: options.clone(),
+            entered: 0,
+            spare: Vec::new(),
+            group: None,
+            world: (rank, size),
+            failed: None,
+        }
     }
 
     /// Listens to signs of life from now on. Every rank begins at the same collective.
@@ -117,13 +139,75 @@ impl<L: Link> Pairwise<L> {
         self
     }
 
+    /// What carries the messages, for whoever goes on another way.
+    pub fn into_link(self) -> L {
+        self.link
+    }
+
     fn exchange(&mut self, what: &'static str, out: Option<Out>, into: Option<Into>) -> Result<()> {
-        let out = out.filter(|(_, bytes)| !bytes.is_empty());
-        let into = into.filter(|(_, bytes)| !bytes.is_empty());
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let number = |rank: usize| self.group.as_ref().map_or(rank, |group| group[rank]);
+        let out = out.filter(|(_, bytes)| !bytes.is_empty()).map(|(to, bytes)| (number(to), bytes));
+        let into = into.filter(|(_, bytes)| !bytes.is_empty()).map(|(from, bytes)| (number(from), bytes));
         let patience = Patience::new(&self.options, what, self.entered);
-        let mut watch = Watch { star: self.star.as_ref(), patience, me: self.rank, size: self.size };
+        let (me, size) = self.world;
+        let mut watch = Watch { star: self.star.as_ref(), patience, me, size };
         let done = self.link.exchange(out, into, &mut watch);
-        done.inspect_err(|verdict| self.end(End::Followed(verdict.message().to_string())))
+        done.inspect_err(|verdict| {
+            self.follow(verdict.message());
+            self.failed = Some(verdict.clone());
+        })
+    }
+
+    /// Tells the others that this rank ends because of another one.
+    pub fn follow(&self, verdict: &str) {
+        self.end(End::Followed(verdict.to_string()));
+    }
+
+    /// Does `work` with some of the ranks, of which this one is one.
+    fn among<T>(&mut self, ranks: &[usize], work: impl FnOnce(&mut Self) -> T) -> T {
+        let place = ranks.iter().position(|&rank| rank == self.world.0).expect("a rank is one of its group");
+        (self.rank, self.size, self.group) = (place, ranks.len(), Some(ranks.to_vec()));
+        let done = work(self);
+        (self.rank, self.size) = self.world;
+        self.group = None;
+        done
+    }
+
+    /// [`Communicator::slice`] among some of the ranks.
+    pub fn slice_among(&self, ranks: &[usize], n: usize) -> Range<usize> {
+        let place = ranks.iter().position(|&rank| rank == self.world.0).expect("a rank is one of its group");
+        slice_in(n, place, ranks.len())
+    }
+
+    /// Sums up this rank's slice among some of the ranks; what stands elsewhere in `x` is of no use afterwards.
+    pub fn reduce_scatter_among(&mut self, ranks: &[usize], x: &mut [f64]) -> Result<()> {
+        self.among(ranks, |group| group.scatter_slices(x))
+    }
+
+    /// Gives some of the ranks each other's slices.
+    pub fn all_gather_among(&mut self, ranks: &[usize], x: &mut [f64]) -> Result<()> {
+        self.among(ranks, |group| group.gather_slices(x))
+    }
+
+    fn scatter_slices(&mut self, x: &mut [f64]) -> Result<()> {
+        self.enter();
+        let (n, owners) = (x.len(), owners(self.size));
+        match is_short(8 * n) {
+            true => self.sum_in_pairs("reduce-scatter", x),
+            false => self.scatter_sums("reduce-scatter", x, &|k| slice_of(n, owners, k)),
+        }
+    }
+
+    fn gather_slices(&mut self, x: &mut [f64]) -> Result<()> {
+        self.enter();
+        let (n, owners) = (x.len(), owners(self.size));
+        match is_short(8 * n) {
+            true => Ok(()),
+            false => self.gather_parts("gather", x, &|k| slice_of(n, owners, k)),
+        }
     }
 
     fn end(&self, end: End) {
@@ -145,26 +229,56 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn sum<T: Element>(&mut self, what: &'static str, x: &mut [T]) -> Result<()> {
-        if size_of_val(x) <= SHORT_BYTES || x.len() < self.size {
+        if is_short(size_of_val(x)) || x.len() < self.size {
             return self.sum_in_pairs(what, x);
         }
-        let many = if self.size.is_power_of_two() { HALVES_RANKS } else { UNEVEN_HALVES_RANKS };
-        if self.size < many { self.sum_around_ring(what, x) } else { self.sum_by_halves(what, x) }
+        let (n, owners) = (x.len(), owners(self.size));
+        self.scatter_sums(what, x, &|k| share(n, owners, k))?;
+        self.gather_parts(what, x, &|k| share(n, owners, k))
     }
 
-    fn sum_around_ring<T: Element>(&mut self, what: &'static str, x: &mut [T]) -> Result<()> {
-        let (rank, size, n) = (self.rank, self.size, x.len());
-        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        let part = |k: usize| share(n, size, k % size);
-        let mut theirs = vec![T::ZERO; n.div_ceil(size)];
-        for step in 0..size - 1 {
-            let (give, take) = (part(rank + size - step), part(rank + 2 * size - step - 1));
-            let theirs = &mut theirs[..take.len()];
-            self.exchange(what, Some((next, bytes_of(&x[give]))), Some((previous, bytes_of_mut(theirs))))?;
-            x[take].iter_mut().zip(&*theirs).for_each(|(mine, &sum)| *mine = sum.plus(*mine));
+    /// Sums up `part(rank)`; what stands elsewhere in `x` is of no use afterwards.
+    fn scatter_sums<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
+        if by_halves(self.size) {
+            self.scatter_by_halves(what, x, part)
+        } else {
+            self.scatter_around_ring(what, x, part)
         }
+    }
+
+    /// Gives every rank `part(k)` of rank k.
+    fn gather_parts<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
+        if by_halves(self.size) {
+            self.gather_by_halves(what, x, part)
+        } else {
+            self.gather_around_ring(what, x, part)
+        }
+    }
+
+    fn scatter_around_ring<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
+        let (rank, size) = (self.rank, self.size);
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        self.with_spare(part(0).len(), |team, theirs: &mut [T]| {
+            for step in 1..size {
+                let (give, take) =
+                    (part((rank + size - step) % size), part((rank + 2 * size - step - 1) % size));
+                let theirs = &mut theirs[..take.len()];
+                team.exchange(
+                    what,
+                    Some((next, bytes_of(&x[give]))),
+                    Some((previous, bytes_of_mut(theirs))),
+                )?;
+                x[take].iter_mut().zip(&*theirs).for_each(|(mine, &sum)| *mine = sum.plus(*mine));
+            }
+            Ok(())
+        })
+    }
+
+    fn gather_around_ring<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
+        let (rank, size) = (self.rank, self.size);
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
         for step in 0..size - 1 {
-            let (give, take) = (part(rank + 1 + size - step), part(rank + size - step));
+            let (give, take) = (part((rank + size - step) % size), part((rank + 2 * size - step - 1) % size));
             let (give, take) = two_parts(x, give, take);
             self.exchange(what, Some((next, bytes_of(give))), Some((previous, bytes_of_mut(take))))?;
         }
@@ -172,68 +286,93 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn sum_in_pairs<T: Element>(&mut self, what: &'static str, x: &mut [T]) -> Result<()> {
-        self.with_a_power_of_two(what, x, |team, power, x, theirs| {
-            for distance in (0..power.ilog2()).map(|k| 1usize << k) {
-                let partner = team.rank ^ distance;
-                team.exchange(what, Some((partner, bytes_of(x))), Some((partner, bytes_of_mut(theirs))))?;
-                add_low_first(x, theirs, team.rank < partner);
-            }
-            Ok(())
-        })
+        let power = 1usize << self.size.ilog2();
+        self.take_from_extra(what, x)?;
+        if self.rank < power {
+            self.with_spare(x.len(), |team, theirs| {
+                for distance in (0..power.ilog2()).map(|k| 1usize << k) {
+                    let partner = team.rank ^ distance;
+                    team.exchange(what, Some((partner, bytes_of(x))), Some((partner, bytes_of_mut(theirs))))?;
+                    add_low_first(x, theirs, team.rank < partner);
+                }
+                Ok(())
+            })?;
+        }
+        self.give_to_extra(what, x)
     }
 
-    /// Half of what is left goes to a partner, whose sums of the other half come back; then the same in reverse, with
-    /// sums that are complete.
-    fn sum_by_halves<T: Element>(&mut self, what: &'static str, x: &mut [T]) -> Result<()> {
-        self.with_a_power_of_two(what, x, |team, power, x, theirs| {
-            let rank = team.rank;
-            let mut mine = 0..x.len();
-            let mut given = Vec::new();
+    /// Half of what is left goes to a partner, whose sums of the other half come back, until one part is left.
+    fn scatter_by_halves<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
+        let (rank, power) = (self.rank, owners(self.size));
+        self.take_from_extra(what, x)?;
+        if rank >= power {
+            return Ok(());
+        }
+        self.with_spare(run_of(part, 0, power / 2).len(), |team, theirs| {
             for distance in (0..power.ilog2()).rev().map(|k| 1usize << k) {
                 let partner = rank ^ distance;
-                let middle = mine.start + mine.len() / 2;
-                let (low, high) = (mine.start..middle, middle..mine.end);
-                let (keep, give) = if rank < partner { (low, high) } else { (high, low) };
+                let (keep, give) = (run_of(part, rank, distance), run_of(part, partner, distance));
                 let theirs = &mut theirs[..keep.len()];
-                let out = Some((partner, bytes_of(&x[give.clone()])));
+                let out = Some((partner, bytes_of(&x[give])));
                 team.exchange(what, out, Some((partner, bytes_of_mut(theirs))))?;
-                add_low_first(&mut x[keep.clone()], theirs, rank < partner);
-                given.push((partner, give));
-                mine = keep;
-            }
-            for (partner, take) in given.into_iter().rev() {
-                let whole = mine.start.min(take.start)..mine.end.max(take.end);
-                let (out, into) = two_parts(x, mine, take);
-                team.exchange(what, Some((partner, bytes_of(out))), Some((partner, bytes_of_mut(into))))?;
-                mine = whole;
+                add_low_first(&mut x[keep], theirs, rank < partner);
             }
             Ok(())
         })
     }
 
-    /// Ranks beyond the largest power of two hand theirs to a partner first, and get the result last; the others sum.
-    fn with_a_power_of_two<T: Element>(
-        &mut self,
-        what: &'static str,
-        x: &mut [T],
-        sum: impl FnOnce(&mut Self, usize, &mut [T], &mut [T]) -> Result<()>,
-    ) -> Result<()> {
+    /// The way of [`Pairwise::scatter_by_halves`] in reverse, with parts that are complete.
+    fn gather_by_halves<T: Element>(&mut self, what: &'static str, x: &mut [T], part: Part) -> Result<()> {
+        let (rank, power) = (self.rank, owners(self.size));
+        for distance in (0..power.ilog2()).map(|k| 1usize << k).filter(|_| rank < power) {
+            let partner = rank ^ distance;
+            let (out, into) = two_parts(x, run_of(part, rank, distance), run_of(part, partner, distance));
+            self.exchange(what, Some((partner, bytes_of(out))), Some((partner, bytes_of_mut(into))))?;
+        }
+        self.give_to_extra(what, x)
+    }
+
+    /// Ranks beyond the largest power of two hand theirs to a partner, who adds it to its own.
+    fn take_from_extra<T: Element>(&mut self, what: &'static str, x: &mut [T]) -> Result<()> {
         let (rank, power) = (self.rank, 1usize << self.size.ilog2());
         if rank >= power {
-            self.exchange(what, Some((rank - power, bytes_of(x))), None)?;
+            return self.exchange(what, Some((rank - power, bytes_of(x))), None);
+        }
+        if rank + power >= self.size {
+            return Ok(());
+        }
+        self.with_spare(x.len(), |team, theirs| {
+            team.exchange(what, None, Some((rank + power, bytes_of_mut(theirs))))?;
+            add_low_first(x, theirs, true);
+            Ok(())
+        })
+    }
+
+    /// Ranks beyond the largest power of two get the result from their partner.
+    fn give_to_extra<T: Element>(&mut self, what: &'static str, x: &mut [T]) -> Result<()> {
+        let (rank, power) = (self.rank, 1usize << self.size.ilog2());
+        if rank >= power {
             return self.exchange(what, None, Some((rank - power, bytes_of_mut(x))));
         }
-        let mut theirs = vec![T::ZERO; x.len()];
-        let has_extra = rank + power < self.size;
-        if has_extra {
-            self.exchange(what, None, Some((rank + power, bytes_of_mut(&mut theirs))))?;
-            add_low_first(x, &theirs, true);
+        if rank + power >= self.size {
+            return Ok(());
         }
-        sum(self, power, x, &mut theirs)?;
-        if has_extra {
-            self.exchange(what, Some((rank + power, bytes_of(x))), None)?;
-        }
-        Ok(())
+        self.exchange(what, Some((rank + power, bytes_of(x))), None)
+    }
+
+    /// Lends room for `n` numbers. It is kept from one sum to the next: new memory would take longer to fill than to send.
+    fn with_spare<T: Element>(
+        &mut self,
+        n: usize,
+        work: impl FnOnce(&mut Self, &mut [T]) -> Result<()>,
+    ) -> Result<()> {
+        let mut spare = std::mem::take(&mut self.spare);
+        spare.resize(spare.len().max((n * size_of::<T>()).div_ceil(8)), 0);
+        // SAFETY: long enough, aligned for the largest element, and every byte pattern is a number.
+        let room = unsafe { std::slice::from_raw_parts_mut(spare.as_mut_ptr().cast::<T>(), n) };
+        let done = work(self, room);
+        self.spare = spare;
+        done
     }
 
     /// Passes `bytes`, whose length all know, down a tree of doubling breadth.
@@ -251,6 +390,39 @@ impl<L: Link> Pairwise<L> {
     }
 }
 
+/// Whether steps count for more than traffic.
+fn is_short(bytes: usize) -> bool {
+    bytes <= SHORT_BYTES
+}
+
+/// Whether so many ranks exchange halves, or pass parts around the ring.
+fn by_halves(size: usize) -> bool {
+    size >= if size.is_power_of_two() { HALVES_RANKS } else { UNEVEN_HALVES_RANKS }
+}
+
+/// How many of `size` ranks own a part of a long vector.
+fn owners(size: usize) -> usize {
+    if by_halves(size) { 1 << size.ilog2() } else { size }
+}
+
+/// The slice of a vector of `n` numbers that a rank owns.
+fn slice_in(n: usize, rank: usize, size: usize) -> Range<usize> {
+    match rank {
+        _ if is_short(8 * n) => 0..n, // repeating a short update takes less than one more exchange
+        rank if rank < owners(size) => slice_of(n, owners(size), rank),
+        _ => n..n,
+    }
+}
+
+/// The part of a vector that belongs to a rank.
+type Part<'a> = &'a dyn Fn(usize) -> Range<usize>;
+
+/// The parts of `distance` ranks in a row, aligned, of which `rank` is one.
+fn run_of(part: Part, rank: usize, distance: usize) -> Range<usize> {
+    let first = rank & !(distance - 1);
+    part(first).start..part(first + distance - 1).end
+}
+
 /// Adds a partner's numbers. The lower rank's stand first on both sides, so that even the bits of a NaN agree.
 fn add_low_first<T: Element>(mine: &mut [T], theirs: &[T], mine_is_lower: bool) {
     for (mine, &other) in mine.iter_mut().zip(theirs) {
@@ -259,8 +431,8 @@ fn add_low_first<T: Element>(mine: &mut [T], theirs: &[T], mine_is_lower: bool) 
 }
 
 /// Two parts of `x` that do not overlap, the second to be written.
-fn two_parts<T>(x: &mut [T], give: std::ops::Range<usize>, take: std::ops::Range<usize>) -> (&[T], &mut [T]) {
-    if give.start < take.start {
+fn two_parts<T>(x: &mut [T], give: Range<usize>, take: Range<usize>) -> (&[T], &mut [T]) {
+    if give.end <= take.start {
         let (low, high) = x.split_at_mut(take.start);
         (&low[give], &mut high[..take.len()])
     } else {
@@ -280,6 +452,18 @@ impl<L: Link> Communicator for Pairwise<L> {
         self.size
     }
     all_reduce_methods!(all_reduce);
+
+    fn slice(&self, n: usize) -> Range<usize> {
+        slice_in(n, self.rank, self.size)
+    }
+
+    fn reduce_scatter(&mut self, x: &mut RankVector) -> Result<()> {
+        self.scatter_slices(x)
+    }
+
+    fn all_gather_slices(&mut self, x: &mut CommonVector) -> Result<()> {
+        self.gather_slices(x)
+    }
 
     fn broadcast(&mut self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
         assert!(root < self.size, "a broadcast from a rank that does not exist");

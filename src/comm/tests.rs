@@ -1,6 +1,7 @@
 //! One test body for every engine.
 
 use super::element::bytes_of;
+use super::vectors::CELL;
 use super::{CommOptions, Communicator};
 
 /// The numbers of ranks that every engine is tried with.
@@ -13,6 +14,7 @@ pub fn exercise(comm: &mut dyn Communicator) {
     let (rank, size) = (comm.rank(), comm.size());
     for &n in LENGTHS.iter().filter(|&&n| n < 100_000 || size <= 4) {
         sums(comm, n);
+        update(comm, n);
     }
     for root in [0, size - 1] {
         for n in [0, 1, 5_000, 2_500_000] {
@@ -69,6 +71,36 @@ pub fn sums(comm: &mut dyn Communicator, n: usize) {
     }
 }
 
+/// Three updates of a vector of `n` numbers by slices: what the plain sum would make of it, and the same bits everywhere.
+pub fn update(comm: &mut dyn Communicator, n: usize) {
+    let (rank, size) = (comm.rank(), comm.size());
+    let term = |r: usize, i: usize, step: usize| ((i * 7 + r * 13 + step + 1) as f64).sqrt() * 0.1;
+    let mut mine = comm.rank_vector(n).unwrap();
+    let mut common = comm.common_vector((0..n).map(|i| i as f64).collect()).unwrap();
+    let mut want: Vec<f64> = common.to_vec();
+    for step in 0..3 {
+        mine.iter_mut().enumerate().for_each(|(i, x)| *x = term(rank, i, step));
+        comm.reduce_scatter(&mut mine).unwrap();
+        let (slice, sums) = (comm.slice(n), mine.sums());
+        // In two parts, as several threads would.
+        let middle = (slice.start + CELL).min(slice.end);
+        for part in [slice.start..middle, middle..slice.end] {
+            // SAFETY: parts of the slice of this rank, each once.
+            let sums = unsafe { sums.add_up(part.clone()) };
+            common[part].iter_mut().zip(sums).for_each(|(x, sum)| *x -= 0.1 * sum);
+        }
+        comm.all_gather_slices(&mut common).unwrap();
+        for (i, want) in want.iter_mut().enumerate() {
+            *want -= 0.1 * (0..size).map(|r| term(r, i, step)).sum::<f64>();
+        }
+    }
+    for (i, (found, want)) in common.iter().zip(&want).enumerate() {
+        let limit = 1e-14 * size as f64 * (i as f64 + want.abs());
+        assert!((found - want).abs() <= limit, "element {i} of {n} on {rank} of {size}: {found} not {want}");
+    }
+    same_bits_everywhere(comm, bytes_of(&common));
+}
+
 fn same_bits_everywhere(comm: &mut dyn Communicator, bytes: &[u8]) {
     let hash = xxhash_rust::xxh3::xxh3_64(bytes).to_le_bytes();
     let hashes = comm.all_gather(&hash).unwrap();
@@ -97,6 +129,51 @@ fn shared_memory_passes_for_every_number_of_ranks() {
     for &n in RANKS {
         on_threads(super::local_group(n), exercise);
     }
+}
+
+#[test]
+fn updates_by_slices_are_right_for_any_number_of_ranks_and_cells() {
+    for ranks in 1..=34 {
+        on_threads(super::local_group(ranks), |comm| {
+            for n in [1, (ranks - 1) * CELL + 1, (ranks + 2) * CELL] {
+                update(comm, n);
+            }
+        });
+    }
+}
+
+#[test]
+fn slices_are_whole_cells_and_every_number_has_an_owner() {
+    for ranks in [1, 2, 5, 16, 34] {
+        for n in [0, 1, CELL, CELL + 1, 10 * CELL - 1, 1_000_001] {
+            let slices: Vec<_> = (0..ranks).map(|rank| super::vectors::slice_of(n, ranks, rank)).collect();
+            assert_eq!((slices[0].start, slices[ranks - 1].end), (0, n));
+            assert!(slices.windows(2).all(|two| two[0].end == two[1].start));
+            assert!(slices.iter().all(|s| s.start % CELL == 0 || s.start == n));
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_ends_in_the_middle_of_an_update_is_named() {
+    let options = CommOptions { limit: std::time::Duration::from_secs(2), ..CommOptions::default() };
+    std::thread::scope(|scope| {
+        for mut comm in super::local_group_with(4, &options) {
+            scope.spawn(move || {
+                let mut mine = comm.rank_vector(100_000).unwrap();
+                let mut common = comm.common_vector(vec![0.0; 100_000]).unwrap();
+                comm.reduce_scatter(&mut mine).unwrap();
+                if comm.rank() == 2 {
+                    return; // its slice never comes
+                }
+                let error = comm.all_gather_slices(&mut common).unwrap_err();
+                assert_eq!(error.message(), "rank 2 died");
+                // Who asks again gets the same answer, and is not counted twice.
+                let error = comm.all_gather(b"hello").unwrap_err();
+                assert_eq!(error.message(), "rank 2 died");
+            });
+        }
+    });
 }
 
 #[test]

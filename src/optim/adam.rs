@@ -1,6 +1,7 @@
 //! Adam and AdamW on the flat vector of parameters.
 
 use super::options::OptimizerOptions;
+use crate::comm::vectors::{CELL, Sums};
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::simd::{ask_to_write, multiversion};
@@ -9,9 +10,6 @@ use std::ops::Range;
 
 /// Guards the division by the root of the second moment.
 const EPSILON: f64 = 1e-8;
-/// Parameters that one task updates: large enough to outweigh handing it out, small enough to stay in cache.
-const CHUNK: usize = 1 << 13;
-
 /// Parameters between two requests for memory.
 const BLOCK: usize = 128;
 
@@ -19,11 +17,12 @@ const BLOCK: usize = 128;
 #[derive(Clone)]
 pub struct Adam {
     options: OptimizerOptions,
-    /// Ranges of the flat vector that are trained, in tasks of at most [`CHUNK`].
-    chunks: Vec<Range<usize>>,
+    /// Ranges of the flat vector that are trained, by the cell that they lie in. A cell is one task: large enough to outweigh
+    /// handing it out, small enough to stay in cache.
+    cells: Vec<Vec<Range<usize>>>,
     moments: Moments,
     pool: Pool,
-    /// Sum of squares of each task.
+    /// Sum of squares of the gradient in each cell, so that small elements are not lost beside a large running sum.
     squares: Vec<f64>,
 }
 
@@ -82,26 +81,38 @@ pub struct Descent {
     pub rate: f64,
     /// Steps done before this one.
     pub step: u64,
-    /// The gradient given is a sum of so many.
-    pub count: f64,
-    /// Mean gradients with a larger norm are scaled down to it; 0 means never.
-    pub max_norm: f64,
-    /// The norm will be looked at.
-    pub wants_norm: bool,
+    /// What the gradient is multiplied by: one over the number of gradients that it is the sum of, less where it is too long.
+    pub factor: f64,
+    /// Whether the sums over ranks are still to be made, and whether their squares are wanted.
+    pub adds_up: bool,
+    pub squares: bool,
+}
+
+impl Descent {
+    /// Scales the gradient down to `max_norm`, where it is longer, given the norm of the sum of gradients. Returns that of their
+    /// mean.
+    pub fn clip(&mut self, norm: f64, max_norm: f64) -> f64 {
+        let norm = self.factor * norm;
+        // 1e-6 as in PyTorch, so that runs with clipping agree too.
+        self.factor *= (max_norm / (norm + 1e-6)).min(1.0);
+        norm
+    }
 }
 
 impl Adam {
     /// An optimiser that has seen no gradient yet.
     pub fn new(options: OptimizerOptions, trainable: Vec<Range<usize>>, n_params: usize) -> Self {
-        let pieces = |range: Range<usize>| {
-            let end = range.end;
-            range.step_by(CHUNK).map(move |start| start..(start + CHUNK).min(end))
-        };
-        let chunks: Vec<_> = trainable.into_iter().flat_map(pieces).collect();
+        let n_cells = n_params.div_ceil(CELL);
+        let mut cells = vec![Vec::new(); n_cells];
+        for range in trainable {
+            for k in range.start / CELL..range.end.div_ceil(CELL) {
+                cells[k].push(range.start.max(k * CELL)..range.end.min((k + 1) * CELL));
+            }
+        }
         Adam {
             options,
-            squares: vec![0.0; n_params.div_ceil(CHUNK)],
-            chunks,
+            squares: vec![0.0; n_cells],
+            cells,
             moments: Moments::Double([vec![0.0; n_params], vec![0.0; n_params]]),
             pool: Pool::serial(),
         }
@@ -148,50 +159,88 @@ impl Adam {
         self
     }
 
-    /// One update with a gradient as it is; `step` counts from 0.
+    /// One update of all parameters with a gradient as it is; `step` counts from 0.
     pub fn step(&mut self, params: &mut [f64], grad: &[f64], lr: f64, step: u64) {
-        let descent = Descent { rate: lr, step, count: 1.0, max_norm: 0.0, wants_norm: false };
-        self.descend(params, grad, &descent);
+        self.clipped_step(params, grad, lr, step, 0.0);
     }
 
-    /// One update with the mean of gradients, given their sum. Returns the norm of the mean before it was scaled down,
-    /// NaN where nobody wanted to know.
-    pub fn descend(&mut self, params: &mut [f64], sum: &[f64], descent: &Descent) -> f64 {
-        let mut factor = 1.0 / descent.count;
-        let mut norm = f64::NAN;
-        // A norm that is only looked at is made on the way, while the gradient is in the cache.
-        let trained: usize = self.chunks.iter().map(Range::len).sum();
-        let on_the_way = descent.wants_norm && descent.max_norm <= 0.0 && trained == sum.len();
-        if !on_the_way && (descent.wants_norm || descent.max_norm > 0.0) {
-            norm = factor * self.norm(sum);
-        }
-        if descent.max_norm > 0.0 {
-            // 1e-6 as in PyTorch, so that runs with clipping agree too.
-            factor *= (descent.max_norm / (norm + 1e-6)).min(1.0);
-        }
-        let rule = Rule { factor, ..Rule::new(&self.options, descent.rate, descent.step) };
-        let (params, moments) = (Parts::new(params), self.moments.parts());
-        let chunks = &self.chunks;
-        self.squares.resize(chunks.len().max(self.squares.len()), 0.0);
-        let squares = Parts::new(&mut self.squares);
-        self.pool.run(chunks.len(), |k| {
-            let Range { start, end } = chunks[k];
-            if on_the_way {
-                // SAFETY: one element for each task.
-                unsafe { squares.part(k, 1)[0] = square_sum(&sum[start..end]) };
+    /// The same with a gradient that is scaled down to `max_norm`, where it is longer; 0 means never.
+    pub fn clipped_step(&mut self, params: &mut [f64], grad: &[f64], lr: f64, step: u64, max_norm: f64) {
+        let (sums, all) = (Sums::of(grad), 0..params.len());
+        let mut descent = Descent { rate: lr, step, factor: 1.0, adds_up: false, squares: false };
+        // SAFETY: nobody else has these sums, and they are complete.
+        unsafe {
+            if max_norm > 0.0 {
+                self.add_up(&sums, all.clone());
+                descent.clip(self.norm(), max_norm);
             }
-            // SAFETY: tasks are disjoint ranges.
-            unsafe { moments.update(params.part(start, end - start), start, &sum[start..end], rule) };
-        });
-        if on_the_way {
-            norm = factor * self.squares[..chunks.len()].iter().sum::<f64>().sqrt();
+            self.descend(params, &sums, all, &descent);
         }
-        norm
+    }
+
+    /// One update of a slice of the parameters, which ends where cells do, from sums of gradients.
+    ///
+    /// # Safety
+    /// The caller owns this slice of the sums, and has added it up or not as `descent` says.
+    pub unsafe fn descend(
+        &mut self,
+        params: &mut [f64],
+        sums: &Sums,
+        slice: Range<usize>,
+        descent: &Descent,
+    ) {
+        let rule = Rule { factor: descent.factor, ..Rule::new(&self.options, descent.rate, descent.step) };
+        let (params, moments) = (Parts::new(params), self.moments.parts());
+        let (n, first, trained) = (params.len(), slice.start / CELL, &self.cells);
+        if descent.squares {
+            self.squares.fill(0.0);
+        }
+        let squares = Parts::new(&mut self.squares);
+        self.pool.run(cells_of(&slice), |k| {
+            let cell = cell(first + k, n);
+            // SAFETY: one cell for each task; the rest is the caller's promise.
+            let sum =
+                if descent.adds_up { unsafe { sums.add_up(cell.clone()) } } else { sums.part(cell.clone()) };
+            if descent.squares {
+                // SAFETY: one element for each task.
+                unsafe { squares.part(first + k, 1)[0] = square_sum(sum) };
+            }
+            for &Range { start, end } in &trained[first + k] {
+                let sum = &sum[start - cell.start..end - cell.start];
+                // SAFETY: cells are disjoint.
+                unsafe { moments.update(params.part(start, end - start), start, sum, rule) };
+            }
+        });
+    }
+
+    /// Adds up a slice of the sums. Afterwards [`Adam::squares`] has those of the slice.
+    ///
+    /// # Safety
+    /// The caller owns this slice of the sums, and has not added it up yet.
+    pub unsafe fn add_up(&mut self, sums: &Sums, slice: Range<usize>) {
+        let (n, first) = (self.moments.len(), slice.start / CELL);
+        self.squares.fill(0.0);
+        let squares = Parts::new(&mut self.squares);
+        self.pool.run(cells_of(&slice), |k| {
+            // SAFETY: one cell and one element for each task.
+            unsafe { squares.part(first + k, 1)[0] = square_sum(sums.add_up(cell(first + k, n))) };
+        });
+    }
+
+    /// The sums of squares of the last gradient, cell by cell; 0 in cells of others. Added up over ranks they have the same bits
+    /// for every number of ranks, because all but one of the terms are 0.
+    pub fn squares(&mut self) -> &mut [f64] {
+        &mut self.squares
+    }
+
+    /// The norm of the sum of gradients, once all have the squares of all.
+    pub fn norm(&self) -> f64 {
+        self.squares.iter().sum::<f64>().sqrt()
     }
 
     /// Whether every parameter is trained.
     pub fn trains_all(&self) -> bool {
-        self.chunks.iter().map(Range::len).sum::<usize>() == self.moments.len()
+        self.cells.iter().flatten().map(Range::len).sum::<usize>() == self.moments.len()
     }
 
     /// The update with a single gradient as it is, piece by piece, each while it is still in the cache of a thread.
@@ -204,18 +253,16 @@ impl Adam {
         let (params, moments) = (Parts::new(params), self.moments.parts());
         Pieces { rule, params, moments, borrowed: std::marker::PhantomData }
     }
+}
 
-    /// The norm of a vector, in blocks, so that small elements are not lost beside a large running sum.
-    fn norm(&mut self, x: &[f64]) -> f64 {
-        self.squares.resize(x.len().div_ceil(CHUNK), 0.0);
-        let squares = Parts::new(&mut self.squares);
-        self.pool.run(squares.len(), |k| {
-            let sum = square_sum(&x[k * CHUNK..x.len().min((k + 1) * CHUNK)]);
-            // SAFETY: one element for each task.
-            unsafe { squares.part(k, 1)[0] = sum };
-        });
-        self.squares.iter().sum::<f64>().sqrt()
-    }
+/// The `k`-th cell of a vector of `n` numbers.
+fn cell(k: usize, n: usize) -> Range<usize> {
+    k * CELL..n.min((k + 1) * CELL)
+}
+
+/// How many cells a slice has. An empty one may begin anywhere.
+fn cells_of(slice: &Range<usize>) -> usize {
+    slice.end.div_ceil(CELL) - slice.start.div_ceil(CELL)
 }
 
 /// An update that is done piece by piece: see [`Adam::by_pieces`].
@@ -386,25 +433,63 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_of_gradients_is_divided_and_scaled_down_to_the_largest_norm() {
+    fn slices_are_updated_to_the_bit_as_the_whole_and_so_are_their_squares() {
+        let n = 3 * CELL + 17;
+        let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.01 };
+        let run = |slices: &[Range<usize>], threads: usize, first_adds_up: bool| {
+            let mut adam =
+                Adam::new(options.clone(), vec![0..CELL + 5, CELL + 9..n], n).on(Pool::new(threads).unwrap());
+            let mut params: Vec<f64> = (0..n).map(|k| (k as f64 * 0.3).cos()).collect();
+            let sum: Vec<f64> = (0..n).map(|k| 4.0 * (k as f64 * 0.7).sin()).collect();
+            let mut squares = vec![0.0; n.div_ceil(CELL)];
+            for slice in slices {
+                let sums = Sums::of(&sum);
+                let descent = Descent {
+                    rate: 1e-2,
+                    step: 0,
+                    factor: 0.25,
+                    adds_up: !first_adds_up,
+                    squares: !first_adds_up,
+                };
+                // SAFETY: the slices do not overlap.
+                unsafe {
+                    if first_adds_up {
+                        adam.add_up(&sums, slice.clone());
+                    }
+                    adam.descend(&mut params, &sums, slice.clone(), &descent);
+                }
+                squares.iter_mut().zip(adam.squares()).for_each(|(sum, x)| *sum += *x);
+            }
+            (params, squares)
+        };
+        let whole = run(&[0..n, n..n], 1, false);
+        let want: f64 = (0..n).map(|k| 16.0 * (k as f64 * 0.7).sin().powi(2)).sum();
+        assert!((whole.1.iter().sum::<f64>() - want).abs() < 1e-10 * want);
+        for slices in [vec![0..CELL, CELL..n], vec![0..0, 0..2 * CELL, 2 * CELL..3 * CELL, 3 * CELL..n, n..n]]
+        {
+            for (threads, first_adds_up) in [(1, false), (2, true)] {
+                assert!(run(&slices, threads, first_adds_up) == whole, "{slices:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_gradient_is_scaled_down_to_the_largest_norm() {
+        let n = 3 * CELL + 17;
         let options = OptimizerOptions::Adam { beta1: 0.0, beta2: 0.0, weight_decay: 0.0 };
-        let n = 3 * CHUNK + 17;
-        let sum: Vec<f64> = (0..n).map(|k| 4.0 * (k as f64 * 0.7).sin()).collect();
-        let want = sum.iter().map(|x| x * x / 16.0).sum::<f64>().sqrt();
-        let run = |max_norm: f64, threads: usize| {
-            let mut adam = Adam::new(options.clone(), std::iter::once(0..n).collect(), n)
-                .on(Pool::new(threads).unwrap());
-            let descent = Descent { rate: 1e-3, step: 0, count: 4.0, max_norm, wants_norm: true };
-            let norm = adam.descend(&mut vec![0.0; n], &sum, &descent);
-            assert!((norm - want).abs() < 1e-12 * want, "norm {norm}, not {want}");
+        let grad: Vec<f64> = (0..n).map(|k| (k as f64 * 0.7).sin()).collect();
+        let norm = grad.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let first_moment = |max_norm: f64| {
+            let mut adam = Adam::new(options.clone(), std::iter::once(0..n).collect(), n);
+            adam.clipped_step(&mut vec![0.0; n], &grad, 1e-3, 0, max_norm);
             let mut first = Vec::new();
             adam.save_moments(&mut first, &mut Vec::new());
             first
         };
-        let (free, bound) = (run(0.0, 1), run(want / 2.0, 2));
-        assert_eq!(free, run(2.0 * want, 3), "a norm below the limit changes nothing");
+        let (free, bound) = (first_moment(0.0), first_moment(norm / 2.0));
+        assert_eq!(free, first_moment(2.0 * norm), "a norm below the limit changes nothing");
         for (k, (a, b)) in free.iter().zip(&bound).enumerate() {
-            assert!((a - sum[k] / 4.0).abs() < 1e-15 && (b - a / 2.0).abs() < 1e-7, "{k}: {a} {b}");
+            assert!((a - grad[k]).abs() < 1e-15 && (b - a / 2.0).abs() < 1e-7, "{k}: {a} {b}");
         }
     }
 

@@ -43,13 +43,14 @@ impl<E: Engine> CpuLearner<E> {
         }
         let blocks =
             training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
-        let sum = GradientSum::new(setup.params.len(), training.gradient_accumulation, blocks);
         let queue = team.agree(start_queue(team, threads, setup, &engine))?;
         let validation = setup.data.validation.clone().map(|data| {
             let cache = training.geometry_cache_bytes as usize / 8;
             Validation::new(data, training.seed, training.numb_btch, cache)
         });
-        let stepper = Stepper::new(engine, loss, setup.params.clone(), adam, sum, training.gradient_max_norm);
+        let params = setup.params.clone();
+        let sum = GradientSum::in_slices(team, params.len(), training.gradient_accumulation, blocks)?;
+        let stepper = Stepper::new(team, engine, loss, params, adam, sum, training.gradient_max_norm)?;
         Ok(CpuLearner { stepper, queue, validation, spare: Vec::new() })
     }
 }
@@ -66,11 +67,17 @@ impl<E: Engine> Learner for CpuLearner<E> {
         }
     }
 
-    fn snapshot(&mut self, _team: &mut Team) -> Result<Snapshot> {
+    fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot> {
         let [mut params, mut first, mut second] = [0; 3].map(|_| self.spare.pop().unwrap_or_default());
         params.clear();
-        params.extend_from_slice(&self.stepper.params);
+        params.extend_from_slice(self.stepper.params());
         self.stepper.adam.save_moments(&mut first, &mut second);
+        // Each rank has kept those of its slice.
+        let n = params.len();
+        let slice = team.slice(n + 1);
+        for moment in [&mut first, &mut second] {
+            team.gather_slices(moment, slice.start.min(n)..slice.end.min(n))?;
+        }
         let engine = self.stepper.engine.state();
         Ok(Snapshot { params, first_moment: first, second_moment: second, engine })
     }

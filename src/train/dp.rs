@@ -136,6 +136,7 @@ fn plan(team: &Team, options: &RunOptions, setup: &Setup, rates: LearningRateOpt
             StepRate { schedule, scaled: schedule * scale }
         }),
         disp_freq: training.disp_freq,
+        record_freq: training.tensorboard.then(|| training.tensorboard_freq.max(1)),
         save_freq: training.save_freq,
         validates: Validates::AtDisplay,
         save_ckpt: training.save_ckpt.clone(),
@@ -210,11 +211,6 @@ impl Journal for DpJournal {
         let shown = if row.valid.is_empty() { &row.train } else { &row.valid };
         let force = names.iter().position(|name| name.ends_with("_f"));
         Ok(force.map(|k| format!("{} {:.4}", names[k], shown[k])))
-    }
-
-    fn records(&self, done: u64) -> bool {
-        let freq = self.setup.input.training.tensorboard_freq.max(1);
-        self.events.is_some() && (done == 1 || done.is_multiple_of(freq))
     }
 
     fn record(&mut self, done: u64, rate: StepRate, report: &StepReport, speed: f64) -> Result<()> {

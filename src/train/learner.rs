@@ -36,6 +36,8 @@ pub struct Turn {
     pub rate: StepRate,
     /// The values of the loss will be looked at; where not, they may be left out of the report.
     pub wants_values: bool,
+    /// The norm of the gradient will be looked at on some rank; the same on all.
+    pub wants_norm: bool,
     /// This rank was asked to stop.
     pub stop: bool,
 }

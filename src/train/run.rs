@@ -32,6 +32,9 @@ pub struct Plan {
     /// Steps between displays and between checkpoints; 0: only the first display, only the last checkpoint.
     pub disp_freq: u64,
     pub save_freq: u64,
+    /// Steps between records of the journal; 0: only the first step, `None`: never. All ranks know, since they make the norm of the
+    /// gradient together.
+    pub record_freq: Option<u64>,
     pub validates: Validates,
     /// Prefix of the checkpoints, and how many are kept.
     pub save_ckpt: PathBuf,
@@ -57,10 +60,7 @@ pub trait Journal {
     /// A display step: means over all ranks. Returns a note for the progress bar.
     fn row(&mut self, row: &Row) -> Result<Option<String>>;
 
-    /// Whether [`Journal::record`] wants to see this step.
-    fn records(&self, done: u64) -> bool;
-
-    /// A step of this rank's own, `speed` batches a second so far.
+    /// A step of this rank's own, where [`Plan::record_freq`] wants one; `speed` batches a second so far.
     fn record(&mut self, done: u64, rate: StepRate, report: &StepReport, speed: f64) -> Result<()>;
 
     /// Errors on the validation set after a checkpoint. True: training has gone on long enough.
@@ -156,9 +156,10 @@ impl<'a> Run<'a> {
             self.profiler.set_step(step + 1);
             let rate = (self.plan.rate)(step);
             let done = step + 1;
-            let records = self.root.as_ref().is_some_and(|root| root.journal.records(done));
-            let wants_values = records || self.displays(done);
-            let turn = Turn { step, rate, wants_values, stop: self.stop.requested().is_some() };
+            let wants_norm = self.records(done) || self.displays(done);
+            let wants_values = self.displays(done) || (self.records(done) && self.root.is_some());
+            let stop = self.stop.requested().is_some();
+            let turn = Turn { step, rate, wants_values, wants_norm, stop };
             let report = self.learner.step(&turn, team, &self.profiler)?;
             self.training_time += began.elapsed();
             let enough = self.after_step(team, done, rate, &report)?;
@@ -182,6 +183,10 @@ impl<'a> Run<'a> {
         done == 1 || (self.plan.disp_freq > 0 && done.is_multiple_of(self.plan.disp_freq))
     }
 
+    fn records(&self, done: u64) -> bool {
+        self.plan.record_freq.is_some_and(|freq| done == 1 || (freq > 0 && done.is_multiple_of(freq)))
+    }
+
     fn saves(&self, done: u64) -> bool {
         let save_freq = self.plan.save_freq;
         done == self.plan.num_steps || (save_freq > 0 && done.is_multiple_of(save_freq))
@@ -199,8 +204,9 @@ impl<'a> Run<'a> {
             self.display(team, done, rate, report)?;
             self.far_lines.gather(team)?;
         }
+        let records = self.records(done);
         if let Some(root) = &mut self.root {
-            if root.journal.records(done) {
+            if records {
                 let seconds = self.clock.elapsed().as_secs_f64().max(1e-9);
                 let speed = ((done - self.plan.start) * self.plan.draws_per_step) as f64 / seconds;
                 root.journal.record(done, rate, report, speed)?;

@@ -2,6 +2,7 @@
 
 use super::learner::{StepReport, Turn};
 use super::team::Team;
+use crate::comm::vectors::{CommonVector, RankVector, Sums};
 use crate::engine::{Engine, Piece, Prediction, Seeds, Take};
 use crate::loss::{EnerLoss, LossValue};
 use crate::optim::{Adam, Descent};
@@ -14,7 +15,8 @@ use std::ops::Range;
 pub struct Stepper<E: Engine> {
     pub engine: E,
     pub loss: EnerLoss,
-    pub params: Vec<f64>,
+    /// One more number follows the parameters: whether some rank wants to stop.
+    common: CommonVector,
     pub adam: Adam,
     /// Gradients with a larger norm are scaled down to it; 0 means never.
     pub max_norm: f64,
@@ -25,15 +27,22 @@ pub struct Stepper<E: Engine> {
 
 impl<E: Engine> Stepper<E> {
     pub fn new(
+        team: &mut Team,
         engine: E,
         loss: EnerLoss,
-        params: Vec<f64>,
+        mut params: Vec<f64>,
         adam: Adam,
         sum: GradientSum,
         max_norm: f64,
-    ) -> Self {
+    ) -> Result<Self> {
+        params.push(0.0);
+        let common = team.common_vector(params)?;
         let (out, seeds) = (Prediction::default(), Seeds::default());
-        Stepper { engine, loss, params, adam, max_norm, sum, out, seeds }
+        Ok(Stepper { engine, loss, common, adam, max_norm, sum, out, seeds })
+    }
+
+    pub fn params(&self) -> &[f64] {
+        &self.common[..self.sum.n_params]
     }
 
     /// One update of the parameters from `draws` batches of every rank.
@@ -44,20 +53,21 @@ impl<E: Engine> Stepper<E> {
         team: &mut Team,
         profiler: &Profiler,
     ) -> Result<StepReport> {
-        let Turn { step, rate, stop, wants_values } = *turn;
+        let Turn { step, rate, stop, wants_norm, .. } = *turn;
+        let n = self.sum.n_params;
         if turn.reconsiders() {
-            self.engine.reconsider(&self.params);
+            self.engine.reconsider(&self.common[..n]);
         }
         let mut values = Vec::with_capacity(self.sum.draws);
         // One gradient that nothing is done with but the update: the update is part of the pass that makes it.
         let alone = self.sum.draws == 1 && self.sum.exact.is_none() && team.size() == 1;
-        let at_once = alone && self.max_norm == 0.0 && !wants_values && self.adam.trains_all();
+        let at_once = alone && self.max_norm == 0.0 && !wants_norm && self.adam.trains_all();
         for draw in 0..self.sum.draws {
             let batch = profiler.time(Phase::DataWait, || queue.next())?; // geometry was prepared on the queue's threads
             let prepared: Vec<&E::Prepared> = batch.frames.iter().map(|f| &f.prepared).collect();
             let frames: Vec<_> = batch.frames.iter().map(|f| &f.frame).collect();
             let span = profiler.span(Phase::Forward);
-            self.engine.evaluate(&mut self.out, &self.params, &prepared); // E, F, virial
+            self.engine.evaluate(&mut self.out, &self.common[..n], &prepared); // E, F, virial
             let value = self.loss.differentiate(&mut self.seeds, &self.out, &frames, rate.schedule); // dL/dE, dL/dF, dL/dvirial
             drop(span);
             if !value.loss.is_finite() {
@@ -68,35 +78,65 @@ impl<E: Engine> Stepper<E> {
                 values.push(value);
                 return Ok(StepReport { values, gradient_norm: f64::NAN, stop });
             }
-            self.engine.backward(self.sum.place(draw), &self.params, &prepared, &self.seeds); // dL/dparams
+            self.engine.backward(self.sum.place(draw), &self.common[..n], &prepared, &self.seeds); // dL/dparams
             self.sum.add(draw);
             drop(span);
             values.push(value);
         }
-        let total = profiler.time(Phase::Communication, || self.sum.over_ranks(team, stop))?; // and over draws
-        let span = profiler.span(Phase::Optimizer);
-        let descent = Descent {
-            rate: rate.scaled,
-            step,
-            count: total.count,
-            max_norm: self.max_norm,
-            wants_norm: wants_values,
-        };
-        let gradient_norm = self.adam.descend(&mut self.params, total.sum, &descent);
+        profiler.time(Phase::Communication, || self.sum.give_to_owners(team, stop))?; // over draws and ranks
+        let gradient_norm = self.descend(turn, team, profiler)?; // each rank its slice
         self.engine.forget_parameters();
-        let stop = total.stop;
+        Ok(StepReport { values, gradient_norm, stop: self.common[self.sum.n_params] > 0.0 })
+    }
+
+    /// The update of this rank's slice, and everyone's slices for all. Returns the norm of the mean gradient, NaN where nobody
+    /// wants to know.
+    fn descend(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<f64> {
+        let n = self.sum.n_params;
+        let (sums, count) = self.sum.sums(team);
+        let slice = team.slice(n + 1);
+        let mine = overlap(&slice, &(0..n));
+        let (clips, mut norm) = (self.max_norm > 0.0, f64::NAN);
+        let mut descent = Descent {
+            rate: turn.rate.scaled,
+            step: turn.step,
+            factor: 1.0 / count,
+            adds_up: !clips,
+            squares: !clips && turn.wants_norm,
+        };
+        let span = profiler.span(Phase::Optimizer);
+        if clips {
+            // SAFETY: the slice of this rank, for the first time.
+            unsafe { self.adam.add_up(&sums, mine.clone()) };
+            team.sum(self.adam.squares())?;
+            norm = descent.clip(self.adam.norm(), self.max_norm);
+        }
+        // SAFETY: the slice of this rank, which was added up above or not, as `descent` says.
+        unsafe { self.adam.descend(&mut self.common[..n], &sums, mine, &descent) };
+        if slice.contains(&n) {
+            // SAFETY: the last number of the slice is no parameter, and was not added up above.
+            self.common[n] = unsafe { sums.add_up(n..n + 1) }[0];
+        }
         drop(span);
-        Ok(StepReport { values, gradient_norm, stop })
+        let span = profiler.span(Phase::Communication);
+        team.all_gather_slices(&mut self.common)?;
+        if descent.squares {
+            team.sum(self.adam.squares())?;
+            norm = descent.factor * self.adam.norm();
+        }
+        drop(span);
+        Ok(norm)
     }
 
     /// The second pass and the update in one, where the engine can: the same numbers, but the gradient need not go to memory
     /// and back.
     fn backward_and_descend(&mut self, prepared: &[&E::Prepared], rate: f64, step: u64) -> bool {
         let grad = self.sum.place(0);
-        let ready = self.engine.backward_but_pieces(grad, &self.params, prepared, &self.seeds);
+        let params = &mut self.common[..grad.len()];
+        let ready = self.engine.backward_but_pieces(grad, params, prepared, &self.seeds);
         let Some(ready) = ready else { return false };
         // SAFETY: the engine gives out every piece once, and what is ready is not among them.
-        let pieces = unsafe { self.adam.by_pieces(&mut self.params, rate, step) };
+        let pieces = unsafe { self.adam.by_pieces(params, rate, step) };
         self.engine.hand_out(&pieces);
         pieces.take(ready.start, Piece::Double(&grad[ready]));
         true
@@ -104,18 +144,15 @@ impl<E: Engine> Stepper<E> {
 
     /// The loss of a batch, without a gradient.
     pub fn evaluate(&mut self, batch: &[&E::Prepared], frames: &[&crate::data::Frame], lr: f64) -> LossValue {
-        self.engine.evaluate(&mut self.out, &self.params, batch);
+        self.engine.evaluate(&mut self.out, &self.common[..self.sum.n_params], batch);
         self.loss.differentiate(&mut self.seeds, &self.out, frames, lr)
     }
 }
 
-/// A sum of gradients over draws and ranks.
-struct Total<'a> {
-    sum: &'a mut [f64],
-    /// How many were added up.
-    count: f64,
-    /// Some rank wants to stop.
-    stop: bool,
+/// What two ranges have in common.
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
 }
 
 /// Adds up gradients over draws and ranks.
@@ -125,9 +162,10 @@ pub struct GradientSum {
     /// Draws of each rank in a step.
     draws: usize,
     n_params: usize,
-    /// One gradient, or one for each draw where the sum must not depend on the order.
+    /// The sum over this rank's draws; one draw is its own sum. Not used where the sum is exact.
+    total: RankVector,
+    /// The gradient of the present draw where there are several, or of every draw where the sum is exact.
     gradients: Vec<Vec<f64>>,
-    total: Vec<f64>,
     exact: Option<Exact>,
 }
 
@@ -141,20 +179,43 @@ struct Exact {
 impl GradientSum {
     /// `blocks` are given where the sum must be the same bits for every number of ranks.
     pub fn new(n_params: usize, draws: usize, blocks: Option<Vec<Range<usize>>>) -> Self {
-        let kept = if blocks.is_some() { draws } else { 1 };
+        let total = RankVector::own(if blocks.is_some() { 0 } else { n_params + 1 });
+        Self::with(total, n_params, draws, blocks)
+    }
+
+    /// The same where each rank needs the sums of its own slice only.
+    pub fn in_slices(
+        team: &mut Team,
+        n_params: usize,
+        draws: usize,
+        blocks: Option<Vec<Range<usize>>>,
+    ) -> Result<Self> {
+        match blocks {
+            Some(_) => Ok(Self::new(n_params, draws, blocks)),
+            None => Ok(Self::with(team.rank_vector(n_params + 1)?, n_params, draws, blocks)),
+        }
+    }
+
+    fn with(total: RankVector, n_params: usize, draws: usize, blocks: Option<Vec<Range<usize>>>) -> Self {
+        let kept = match &blocks {
+            Some(_) => draws,
+            None => usize::from(draws > 1),
+        };
         GradientSum {
             draws,
             n_params,
+            total,
             gradients: vec![vec![0.0; n_params + 1]; kept],
-            total: if draws > 1 && blocks.is_none() { vec![0.0; n_params + 1] } else { Vec::new() },
             exact: blocks.map(|blocks| Exact { blocks, sums: vec![0; n_params + 1] }),
         }
     }
 
     /// Where the gradient of a draw is written.
     pub fn place(&mut self, draw: usize) -> &mut [f64] {
-        let kept = if self.exact.is_some() { draw } else { 0 };
-        &mut self.gradients[kept][..self.n_params]
+        match self.gradients.len() {
+            0 => &mut self.total[..self.n_params],
+            kept => &mut self.gradients[draw.min(kept - 1)][..self.n_params],
+        }
     }
 
     /// Takes the gradient of a draw into account.
@@ -171,33 +232,48 @@ impl GradientSum {
         }
     }
 
-    /// The sum over draws and ranks.
-    fn over_ranks(&mut self, team: &mut Team, stop: bool) -> Result<Total<'_>> {
+    /// Hands this rank's sum to the owners of its slices; each then finds the sums of its own slice in [`GradientSum::sums`].
+    fn give_to_owners(&mut self, team: &mut Team, stop: bool) -> Result<()> {
         let n = self.n_params;
-        let count = (self.draws * team.size()) as f64;
         if let Some(exact) = &mut self.exact {
-            let stop = exact.mean(&mut self.gradients, n, team, stop, count)?;
-            return Ok(Total { sum: &mut self.gradients[0][..n], count: 1.0, stop });
+            let count = (self.draws * team.size()) as f64;
+            let slice = team.slice(n + 1);
+            return exact.mean(&mut self.gradients, n, team, stop, count, slice);
         }
-        let total = if self.draws > 1 { &mut self.total } else { &mut self.gradients[0] };
-        total[n] = f64::from(u8::from(stop));
-        team.sum(total)?;
-        let stop = total[n] > 0.0;
-        Ok(Total { sum: &mut total[..n], count, stop })
+        self.total[n] = f64::from(u8::from(stop));
+        team.reduce_scatter(&mut self.total)
     }
 
-    /// The mean over draws and ranks, and whether any rank wants to stop.
-    pub fn mean(&mut self, team: &mut Team, stop: bool) -> Result<(&mut [f64], bool)> {
-        let Total { sum, count, stop } = self.over_ranks(team, stop)?;
-        if count > 1.0 {
-            sum.iter_mut().for_each(|x| *x /= count);
+    /// The sums over draws and ranks of this rank's slice, and how many gradients were added up.
+    fn sums(&mut self, team: &Team) -> (Sums<'_>, f64) {
+        match self.exact {
+            Some(_) => (Sums::of(&self.gradients[0]), 1.0), // the mean already
+            None => (self.total.sums(), (self.draws * team.size()) as f64),
         }
-        Ok((sum, stop))
+    }
+
+    /// The mean over draws and ranks, whole on every rank, and whether any rank wants to stop.
+    pub fn mean(&mut self, team: &mut Team, stop: bool) -> Result<(&mut [f64], bool)> {
+        let n = self.n_params;
+        let count = (self.draws * team.size()) as f64;
+        let mean = if let Some(exact) = &mut self.exact {
+            exact.mean(&mut self.gradients, n, team, stop, count, 0..n + 1)?;
+            &mut self.gradients[0][..]
+        } else {
+            self.total[n] = f64::from(u8::from(stop));
+            team.sum(&mut self.total)?;
+            if count > 1.0 {
+                self.total[..n].iter_mut().for_each(|x| *x /= count);
+            }
+            &mut self.total[..]
+        };
+        let stop = mean[n] > 0.0;
+        Ok((&mut mean[..n], stop))
     }
 }
 
 impl Exact {
-    /// Overwrites the first gradient with the mean of all.
+    /// Overwrites a slice of the first gradient with the mean of all; the number that follows becomes that of wishes to stop.
     ///
     /// Each block of parameters has one scale, a power of two that leaves room for the sum of all draws of all ranks;
     /// it follows from the largest element of the block anywhere, which does not depend on the order either.
@@ -208,7 +284,8 @@ impl Exact {
         team: &mut Team,
         stop: bool,
         count: f64,
-    ) -> Result<bool> {
+        slice: Range<usize>,
+    ) -> Result<()> {
         let largest = |block: &Range<usize>| {
             let of_draw = |g: &Vec<f64>| g[block.clone()].iter().fold(0.0f64, |a, x| a.max(x.abs()));
             gradients.iter().map(of_draw).fold(0.0f64, f64::max)
@@ -235,11 +312,13 @@ impl Exact {
         self.sums[n] = i64::from(stop);
         team.sum_exact(&mut self.sums)?;
         for (block, scale) in self.blocks.iter().zip(&scales) {
-            for (x, sum) in gradients[0][block.clone()].iter_mut().zip(&self.sums[block.clone()]) {
+            let block = overlap(block, &slice);
+            for (x, sum) in gradients[0][block.clone()].iter_mut().zip(&self.sums[block]) {
                 *x = *sum as f64 / scale / count;
             }
         }
-        Ok(self.sums[n] > 0)
+        gradients[0][n] = self.sums[n] as f64;
+        Ok(())
     }
 }
 
@@ -247,8 +326,8 @@ impl Exact {
 mod tests {
     use super::*;
 
-    /// The mean gradient of 12 draws, cut over `size` ranks, on every rank.
-    fn mean_over(size: usize, exact: bool) -> Vec<Vec<f64>> {
+    /// The mean gradient of 12 draws, cut over `size` ranks, on every rank: summed for all, or in slices that are put together.
+    fn mean_over(size: usize, exact: bool, in_slices: bool) -> Vec<Vec<f64>> {
         const DRAWS: usize = 12;
         let gradient =
             |draw: usize, k: usize| ((draw * 31 + k * 7) as f64 * 0.618).sin() * 10f64.powi(k as i32 - 4);
@@ -258,7 +337,10 @@ mod tests {
                 let rank = comm.rank();
                 let mut team = Team::new(comm);
                 let blocks = exact.then(|| vec![0..3, 3..8]);
-                let mut sum = GradientSum::new(8, DRAWS / size, blocks);
+                let mut sum = match in_slices {
+                    true => GradientSum::in_slices(&mut team, 8, DRAWS / size, blocks).unwrap(),
+                    false => GradientSum::new(8, DRAWS / size, blocks),
+                };
                 for k in 0..DRAWS / size {
                     let draw = k * size + rank;
                     for (p, x) in sum.place(k).iter_mut().enumerate() {
@@ -266,9 +348,14 @@ mod tests {
                     }
                     sum.add(k);
                 }
-                let total = sum.over_ranks(&mut team, rank == size - 1).unwrap();
-                assert!(total.stop, "one rank's wish is everyone's");
-                let mean: Vec<f64> = total.sum.iter().map(|x| x / total.count).collect();
+                let mean = match in_slices {
+                    true => mean_of_slices(&mut team, &mut sum, rank == size - 1),
+                    false => {
+                        let (mean, stop) = sum.mean(&mut team, rank == size - 1).unwrap();
+                        assert!(stop, "one rank's wish is everyone's");
+                        mean.to_vec()
+                    }
+                };
                 team.part(Ok(())).unwrap();
                 mean
             };
@@ -277,11 +364,24 @@ mod tests {
         })
     }
 
+    fn mean_of_slices(team: &mut Team, sum: &mut GradientSum, stop: bool) -> Vec<f64> {
+        let mut common = team.common_vector(vec![0.0; 9]).unwrap();
+        sum.give_to_owners(team, stop).unwrap();
+        let (sums, count) = sum.sums(team);
+        let slice = team.slice(9);
+        // SAFETY: the slice of this rank, once.
+        let mine = unsafe { sums.add_up(slice.clone()) };
+        common[slice].iter_mut().zip(mine).for_each(|(mean, x)| *mean = x / count);
+        team.all_gather_slices(&mut common).unwrap();
+        assert!(common[8] > 0.0, "one rank's wish is everyone's");
+        common[..8].to_vec()
+    }
+
     #[test]
     fn the_mean_over_ranks_is_the_mean_over_draws() {
-        let one = &mean_over(1, false)[0];
-        for size in [2, 3, 4] {
-            for mean in mean_over(size, false) {
+        let one = &mean_over(1, false, false)[0];
+        for (size, in_slices) in [(1, true), (2, false), (2, true), (3, false), (3, true), (4, true)] {
+            for mean in mean_over(size, false, in_slices) {
                 for (a, b) in mean.iter().zip(one) {
                     assert!((a - b).abs() <= 1e-14 * b.abs().max(1e-4), "{size} ranks: {a} {b}");
                 }
@@ -291,14 +391,16 @@ mod tests {
 
     #[test]
     fn exact_sums_have_the_same_bits_for_every_number_of_ranks() {
-        let one = &mean_over(1, true)[0];
-        let plain = &mean_over(1, false)[0];
+        let one = &mean_over(1, true, false)[0];
+        let plain = &mean_over(1, false, false)[0];
         for (a, b) in one.iter().zip(plain) {
             assert!((a - b).abs() <= 1e-12 * b.abs().max(1e-6), "{a} {b}");
         }
         for size in [2, 3, 4, 6] {
-            for mean in mean_over(size, true) {
-                assert_eq!(&mean, one, "{size} ranks");
+            for in_slices in [false, true] {
+                for mean in mean_over(size, true, in_slices) {
+                    assert_eq!(&mean, one, "{size} ranks");
+                }
             }
         }
     }

@@ -4,9 +4,11 @@
 //! of them tells the user.
 
 use crate::comm::Communicator;
+use crate::comm::vectors::{CommonVector, RankVector};
 use crate::{Error, Result, err};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::ops::Range;
 
 /// The ranks of a run.
 pub struct Team {
@@ -118,6 +120,47 @@ impl Team {
     /// Exact sums over ranks, in place.
     pub fn sum_exact(&mut self, x: &mut [i64]) -> Result<()> {
         if self.size() == 1 { Ok(()) } else { self.comm.all_reduce_sum_i64(x) }
+    }
+
+    /// The slice of a vector of `n` numbers that this rank owns in an update: see [`Communicator::slice`].
+    pub fn slice(&self, n: usize) -> Range<usize> {
+        self.comm.slice(n)
+    }
+
+    /// This rank's term of sums that go to the owners of slices.
+    pub fn rank_vector(&mut self, n: usize) -> Result<RankVector> {
+        self.comm.rank_vector(n)
+    }
+
+    /// Numbers that all ranks have in common.
+    pub fn common_vector(&mut self, x: Vec<f64>) -> Result<CommonVector> {
+        self.comm.common_vector(x)
+    }
+
+    /// Sums over ranks for the owners of slices.
+    pub fn reduce_scatter(&mut self, x: &mut RankVector) -> Result<()> {
+        self.comm.reduce_scatter(x)
+    }
+
+    /// The owners' slices for all.
+    pub fn all_gather_slices(&mut self, x: &mut CommonVector) -> Result<()> {
+        self.comm.all_gather_slices(x)
+    }
+
+    /// The same for numbers that only their owners have kept up to date, such as moments. `slice` is this rank's.
+    pub fn gather_slices(&mut self, x: &mut [f64], slice: Range<usize>) -> Result<()> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        let mut mine = (slice.start as u64).to_le_bytes().to_vec();
+        mine.extend(x[slice].iter().flat_map(|x| x.to_le_bytes()));
+        for theirs in self.comm.all_gather(&mine)? {
+            let (words, _) = theirs.as_chunks::<8>();
+            let Some((start, numbers)) = words.split_first() else { continue };
+            let out = x[u64::from_le_bytes(*start) as usize..].iter_mut();
+            out.zip(numbers).for_each(|(x, bytes)| *x = f64::from_le_bytes(*bytes));
+        }
+        Ok(())
     }
 
     /// Waits for everyone.

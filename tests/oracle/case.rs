@@ -13,8 +13,8 @@ use phalanx::loss::EnerLoss;
 use phalanx::model::dp::Dp;
 use phalanx::model::dp::options::{DescriptorOptions, ModelOptions, Precision, Sel};
 use phalanx::model::dp::statistics::Sums;
+use phalanx::optim::Adam;
 use phalanx::optim::options::LearningRateOptions;
-use phalanx::optim::{Adam, Descent};
 use phalanx::sample::{frames_for_statistics, global_generator};
 use phalanx::train::input::{Input, Length};
 use phalanx::{Result, bail, err};
@@ -468,8 +468,7 @@ impl Case {
                 check(term.value, &term.name);
             }
             let max_norm = self.input.training.gradient_max_norm;
-            let descent = Descent { rate: lr, step: k as u64, count: 1.0, max_norm, wants_norm: false };
-            adam.descend(&mut params, &grad, &descent);
+            adam.clipped_step(&mut params, &grad, lr, k as u64, max_norm);
         }
         worst.add(
             "after",

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::pairwise::{Into, Link, Out, Pairwise, Watch};
 use super::star::Star;
 use super::store::{Meeting, texts};
-use super::{Attempt, CommOptions, net};
+use super::{Attempt, CommOptions, hosts, net};
 use crate::err;
 use crate::error::{Error, Result};
 use api::{Interrupt, Mesh, Message};
@@ -29,8 +29,8 @@ pub fn connect(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
     if let Some(why) = meeting.impossible() {
         return Attempt::NotForUs(why);
     }
-    match start(meeting, options) {
-        Ok(gloo) => Attempt::Connected(Box::new(gloo)),
+    match start(meeting, options).and_then(|gloo| hosts::arrange(gloo, options)) {
+        Ok(gloo) => Attempt::Connected(gloo),
         Err(error) => Attempt::Failed(error),
     }
 }

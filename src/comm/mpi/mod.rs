@@ -1,7 +1,8 @@
 //! MPI, found at run time: one binary for Open MPI, MPICH and its relatives, and the standard interface of MPI 5.
 //!
-//! Only messages between pairs are asked of MPI; the collectives are ours (see `pairwise`), so that sums have the same
-//! bits on all ranks with every library, and every wait can be given up. Signs of life go over TCP beside it.
+//! Ranks of one host meet through MPI and then share memory (see `shm`). Between hosts only messages between pairs are asked of
+//! MPI; the collectives are ours (see `pairwise`), so that sums have the same bits on all ranks with every library, and every
+//! wait can be given up. Signs of life go over TCP beside it.
 
 mod api;
 mod find;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::pairwise::{Into, Link, Out, Pairwise, Watch};
 use super::star::Star;
 use super::store::Meeting;
-use super::{Attempt, CommOptions, Communicator, net};
+use super::{Attempt, CommOptions, Communicator, hosts, net, shm};
 use crate::err;
 use crate::error::Result;
 use crate::launch::Launch;
@@ -65,6 +66,14 @@ fn start(api: Api, path: &str, launch: &Launch, options: &CommOptions) -> Result
     // Until the star is there nobody can be seen to be silent: give up on the late after the limit itself.
     let impatient = CommOptions { late_limit: options.limit, ..options.clone() };
     let mut comm = Pairwise::new(link, rank, size, &impatient);
+    // Who asks for MPI by name gets its messages, also on one host.
+    if options.engine.is_none() {
+        let joined = shm::join(rank, size, options, &mut |_, mine| comm.all_gather(mine))?;
+        match joined {
+            Ok(shm) => return Ok(Box::new(shm.introduced_by(comm.into_link()))),
+            Err(why) => log::debug!("no shared memory beside MPI: {why}"),
+        }
+    }
     let mut exchange = |mine: &[u8]| comm.all_gather(mine);
     let lanes = net::connect(rank, size, false, None, options, &mut exchange);
     let verdict = lanes.as_ref().err().map_or(String::new(), |e| e.message().to_string());
@@ -73,7 +82,8 @@ fn start(api: Api, path: &str, launch: &Launch, options: &CommOptions) -> Result
     match (lanes, verdicts.iter().find(|v| !v.is_empty())) {
         (Ok(lanes), None) => {
             let star = Star::start(rank, lanes.health, options.beat());
-            Ok(Box::new(comm.with_star(star.map_err(|e| err!("cannot start a thread: {e}"))?)))
+            let comm = comm.with_star(star.map_err(|e| err!("cannot start a thread: {e}"))?);
+            hosts::arrange(comm, options)
         }
         (_, verdict) => {
             let why = verdict.map_or(String::new(), |v| String::from_utf8_lossy(v).into_owned());

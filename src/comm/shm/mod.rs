@@ -7,26 +7,42 @@
 //!
 //! Buffers alternate between two parities. A buffer is written again two blocks later; by then every rank has passed
 //! the barriers of the block between, so all have read it.
+//!
+//! Updates (see `vectors`) need no buffers: gradients and parameters themselves lie in shared memory, and each of the two
+//! collectives of an update is a barrier.
 
+mod mapping;
 mod region;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::element::{Element, all_reduce_methods, share};
+use super::pairwise::Link;
 use super::process::Watched;
 use super::pulse::{End, Patience, Vital};
-use super::{CommOptions, Communicator};
-use crate::error::Result;
+use super::store::texts;
+use super::vectors::{CommonVector, RankVector, slice_of};
+use super::{CommOptions, Communicator, net, process};
+use crate::err;
+use crate::error::{Error, Result};
+pub use mapping::Mapping;
+use mapping::PAGE;
 pub use region::Region;
 use region::{BLOCK, WHY, futex_wait, futex_wake_all};
 
-/// Looks at the barrier before giving the core away: some 15 us, less than waking a sleeper costs.
-const SPINS: usize = 600;
-/// Offers of the core to whoever wants it, perhaps the rank that is waited for, before going to sleep.
-const YIELDS: usize = 10;
+/// How long to look at the barrier before giving the core away. Ranks differ by some milliseconds in a step, and waking all
+/// sleepers of a host takes as long as the sum itself.
+const LOOKS: Duration = Duration::from_millis(4);
+/// How long to offer the core to whoever wants it, perhaps the rank that is waited for, before going to sleep.
+const OFFERS: Duration = Duration::from_millis(20);
+/// The same where ranks outnumber cores: whoever looks keeps the one that it waits for from running.
+const CROWDED_OFFERS: Duration = Duration::from_micros(20);
+/// Looks between two looks at the clock.
+const LOOKS_AT_ONCE: usize = 64;
 
 /// Ranks of one host, joined by shared memory.
 pub struct Shm {
@@ -38,10 +54,18 @@ pub struct Shm {
     entered: u64,
     /// Blocks passed so far; its parity chooses the buffers.
     blocks: u64,
-    /// How often to look at the barrier before going to sleep.
-    spins: usize,
+    /// How long to look at the barrier, and to offer the core, before going to sleep.
+    looks: Duration,
+    offers: Duration,
     seen: Seen,
     heart: Heart,
+    /// The first error. The barrier counts who comes: after it nobody may come again.
+    failed: Option<Error>,
+    /// What the ranks have met through, where it must be told the end of the job too.
+    introducer: Option<Box<dyn Link>>,
+    /// The numbers of these ranks in the whole job, and how many there are in it.
+    world: (Vec<usize>, usize),
+    name: String,
 }
 
 /// What this rank last saw of the others.
@@ -59,10 +83,42 @@ impl Shm {
         let watch = |&pid: &u32| (pid != std::process::id()).then(|| Watched::new(pid));
         let seen = Seen { beats: vec![(0, now); pids.len()], processes: pids.iter().map(watch).collect() };
         let heart = Heart::start(region.clone(), rank, options.beat());
-        // More ranks than cores: whoever spins keeps the one that it waits for from running.
-        let spins = if pids.len() <= super::process::cores() { SPINS } else { 0 };
-        let options = options.clone();
-        Shm { region, rank, size: pids.len(), options, entered: 0, blocks: 0, spins, seen, heart }
+        let crowded = pids.len() > process::cores();
+        let (looks, offers) = if crowded { (Duration::ZERO, CROWDED_OFFERS) } else { (LOOKS, OFFERS) };
+        Shm {
+            region,
+            rank,
+            size: pids.len(),
+            options: options.clone(),
+            entered: 0,
+            blocks: 0,
+            looks,
+            offers,
+            seen,
+            heart,
+            failed: None,
+            introducer: None,
+            world: ((0..pids.len()).collect(), pids.len()),
+            name: "shared memory".to_string(),
+        }
+    }
+
+    /// Ends together with what the ranks have met through.
+    pub fn introduced_by(mut self, link: impl Link + 'static) -> Shm {
+        self.name = format!("{}, shared memory", link.name());
+        self.introducer = Some(Box::new(link));
+        self
+    }
+
+    /// These are some of `size` ranks: they are known to the user by these numbers.
+    pub fn among(mut self, numbers: Vec<usize>, size: usize) -> Shm {
+        self.world = (numbers, size);
+        self
+    }
+
+    /// Tells the others that this rank ends because of another one.
+    pub fn follow(&self, verdict: &str) {
+        self.end(4, verdict);
     }
 
     fn enter(&mut self) {
@@ -78,6 +134,9 @@ impl Shm {
 
     /// Returns when every rank has come here.
     fn meet(&mut self, what: &'static str) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
         let region = self.region.clone();
         let header = region.header();
         let generation = header.generation.load(Ordering::Acquire);
@@ -90,11 +149,8 @@ impl Shm {
             return Ok(());
         }
         let done = || header.generation.load(Ordering::Acquire) != generation;
-        for look in 0..self.spins + YIELDS {
-            if done() {
-                return Ok(());
-            }
-            if look < self.spins { std::hint::spin_loop() } else { std::thread::yield_now() }
+        if self.look_for_a_while(done) {
+            return Ok(());
         }
         let mut patience = Patience::new(&self.options, what, self.entered);
         // Every look asks the system about every rank, so many ranks look less often.
@@ -105,16 +161,40 @@ impl Shm {
             futex_wait(&header.generation, generation, nap);
             header.sleepers.fetch_sub(1, Ordering::SeqCst);
             if !done() {
-                let vitals = self.seen.look(&region);
+                let vitals = in_the_world(&self.world, self.seen.look(&region));
                 if !done()
-                    && let Err(verdict) = patience.check(&vitals, self.rank)
+                    && let Err(verdict) = patience.check(&vitals, self.world.0[self.rank])
                 {
-                    self.end(4, verdict.message());
+                    self.follow(verdict.message());
+                    self.failed = Some(verdict.clone());
                     return Err(verdict);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Looks whether it is done without going to sleep.
+    fn look_for_a_while(&self, done: impl Fn() -> bool) -> bool {
+        let began = Instant::now();
+        loop {
+            let waited = began.elapsed();
+            if waited < self.looks {
+                for _ in 0..LOOKS_AT_ONCE {
+                    if done() {
+                        return true;
+                    }
+                    std::hint::spin_loop();
+                }
+            } else if waited < self.looks + self.offers {
+                std::thread::yield_now();
+            } else {
+                return done();
+            }
+            if done() {
+                return true;
+            }
+        }
     }
 
     fn all_reduce<T: Element>(&mut self, x: &mut [T]) -> Result<()> {
@@ -219,6 +299,30 @@ impl Shm {
         }
     }
 
+    /// New memory for all ranks.
+    fn share_memory(&mut self, bytes: usize) -> Result<Arc<Mapping>> {
+        let made = (self.rank == 0).then(|| Mapping::create(bytes)).transpose();
+        let mut offer = match &made {
+            Ok(memory) => memory.as_ref().map_or(String::new(), Mapping::path),
+            Err(e) => format!("!{}", e.message()),
+        }
+        .into_bytes();
+        self.broadcast(0, &mut offer)?;
+        let offer = String::from_utf8_lossy(&offer).into_owned();
+        let memory = match (made, offer.strip_prefix('!')) {
+            (Ok(Some(memory)), _) => Ok(memory),
+            (Err(e), _) => Err(e),
+            (_, Some(why)) => Err(err!("{why}")),
+            _ => Mapping::open(&offer, bytes),
+        };
+        let verdict = memory.as_ref().err().map_or(String::new(), |e| e.message().to_string());
+        let verdicts = self.all_gather(verdict.as_bytes())?;
+        match verdicts.iter().position(|v| !v.is_empty()) {
+            Some(rank) => Err(err!("rank {rank}: {}", String::from_utf8_lossy(&verdicts[rank]))),
+            None => memory.map(Arc::new),
+        }
+    }
+
     fn end(&self, end: u32, why: &str) {
         let slot = self.region.slot(self.rank);
         if slot.end.load(Ordering::Acquire) != 0 {
@@ -264,6 +368,13 @@ impl Seen {
     }
 }
 
+/// What is known of all ranks of a job; nothing is wrong with those that are not ours to look at.
+fn in_the_world((numbers, size): &(Vec<usize>, usize), vitals: Vec<Vital>) -> Vec<Vital> {
+    let mut all = vec![Vital { entered: u64::MAX, ..Vital::default() }; *size];
+    numbers.iter().zip(vitals).for_each(|(&number, vital)| all[number] = vital);
+    all
+}
+
 fn why(slot: &region::Slot) -> String {
     let bytes: Vec<u8> =
         slot.why.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
@@ -273,7 +384,7 @@ fn why(slot: &region::Slot) -> String {
 
 impl Communicator for Shm {
     fn name(&self) -> &str {
-        "shared memory"
+        &self.name
     }
     fn rank(&self) -> usize {
         self.rank
@@ -282,6 +393,50 @@ impl Communicator for Shm {
         self.size
     }
     all_reduce_methods!(all_reduce);
+
+    fn slice(&self, n: usize) -> Range<usize> {
+        slice_of(n, self.size, self.rank)
+    }
+
+    fn rank_vector(&mut self, n: usize) -> Result<RankVector> {
+        let stride = n.next_multiple_of(PAGE / size_of::<f64>());
+        let memory = self.share_memory((self.size * stride * size_of::<f64>()).max(PAGE))?;
+        let mut mine = RankVector::shared(memory.clone(), n, stride, self.rank, self.size);
+        mine.fill(0.0); // the pages come to be near the core that will write them
+        self.barrier()?;
+        let slice = self.slice(n);
+        for rank in 0..self.size {
+            look_at(
+                &memory,
+                (rank * stride + slice.start) * size_of::<f64>(),
+                slice.len() * size_of::<f64>(),
+            );
+        }
+        Ok(mine)
+    }
+
+    fn common_vector(&mut self, x: Vec<f64>) -> Result<CommonVector> {
+        let memory = self.share_memory(size_of_val(&*x).max(PAGE))?;
+        let mut common = CommonVector::shared(memory.clone(), x.len());
+        let slice = self.slice(x.len());
+        common[slice.clone()].copy_from_slice(&x[slice]);
+        self.barrier()?;
+        look_at(&memory, 0, memory.bytes());
+        Ok(common)
+    }
+
+    fn reduce_scatter(&mut self, x: &mut RankVector) -> Result<()> {
+        assert!(x.is_shared(), "a vector that this communicator made");
+        x.set_summed(false);
+        self.enter();
+        self.meet("reduce-scatter")
+    }
+
+    fn all_gather_slices(&mut self, x: &mut CommonVector) -> Result<()> {
+        assert!(x.is_shared(), "a vector that this communicator made");
+        self.enter();
+        self.meet("gather")
+    }
 
     fn broadcast(&mut self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
         assert!(root < self.size, "a broadcast from a rank that does not exist");
@@ -305,10 +460,24 @@ impl Communicator for Shm {
         self.end(2, why);
     }
 
+    fn hurry(&mut self) {
+        if let Some(introducer) = &mut self.introducer {
+            introducer.hurry();
+        }
+    }
+
     fn finish(mut self: Box<Self>) -> Result<()> {
         self.barrier()?;
         self.end(1, "");
-        Ok(())
+        self.introducer.as_mut().map_or(Ok(()), |introducer| introducer.finish())
+    }
+}
+
+/// Reads from every page, so that no step has to wait for the system to find them.
+fn look_at(memory: &Mapping, start: usize, bytes: usize) {
+    for offset in (start..(start + bytes).min(memory.bytes())).step_by(PAGE) {
+        // SAFETY: within the memory. What stands there does not matter.
+        unsafe { memory.base().add(offset).read_volatile() };
     }
 }
 
@@ -345,6 +514,47 @@ impl Heart {
             let _ = thread.join();
         }
     }
+}
+
+/// Gives every rank the bytes of all ranks, by rank; the first argument is a name that is used once.
+pub type Exchange<'a> = &'a mut dyn FnMut(&str, &[u8]) -> Result<Vec<Vec<u8>>>;
+
+/// Joins ranks that can exchange bytes already, where all are on one host.
+///
+/// The outer result is about meeting at all; the inner one is about sharing memory, and the same on every rank.
+pub fn join(
+    rank: usize,
+    size: usize,
+    options: &CommOptions,
+    exchange: Exchange,
+) -> Result<Result<Shm, String>> {
+    let mine = format!("{}\n{}", std::process::id(), process::host_identity());
+    let cards = texts(exchange("hosts", mine.as_bytes())?);
+    let split: Vec<(&str, &str)> = cards.iter().filter_map(|card| card.split_once('\n')).collect();
+    if split.len() < size || split.iter().any(|(_, host)| *host != split[0].1) {
+        return Ok(Err("the ranks are on several hosts, or in several containers".to_string()));
+    }
+    let pids: Vec<u32> = split.iter().map(|(pid, _)| pid.parse().unwrap_or(0)).collect();
+
+    let key = net::random();
+    let made = (rank == 0).then(|| Region::create(size, key)).transpose();
+    let offer = match &made {
+        Ok(Some(region)) => format!("{key}\n{}", region.path()),
+        Ok(None) => String::new(),
+        Err(e) => format!("!{}", e.message()),
+    };
+    let offers = texts(exchange("memory", offer.as_bytes())?);
+    let opened = match (made, offers[0].split_once('\n')) {
+        (Ok(Some(region)), _) => Ok(region),
+        (_, Some((key, path))) => Region::open(path, size, key.parse().unwrap_or(0)),
+        (_, None) => Err(err!("rank 0: {}", offers[0].trim_start_matches('!'))),
+    };
+    let verdict = opened.as_ref().err().map_or(String::new(), |e| e.message().to_string());
+    let verdicts = texts(exchange("opened", verdict.as_bytes())?);
+    if let Some(rank) = verdicts.iter().position(|v| !v.is_empty()) {
+        return Ok(Err(format!("rank {rank}: {}", verdicts[rank])));
+    }
+    Ok(opened.map(|region| Shm::new(Arc::new(region), rank, &pids, options)).map_err(|e| e.to_string()))
 }
 
 /// `n` connected ranks in this process.

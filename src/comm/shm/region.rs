@@ -1,14 +1,10 @@
-//! A piece of memory that the ranks of one host share.
-//!
-//! It is an anonymous file (`memfd`): no name in any folder, so nothing is left behind when a job is killed, and no
-//! job can find another's. The others open it through `/proc/<pid>/fd/<fd>` of the rank that made it.
+//! The memory through which the ranks of one host meet: the barrier, signs of life, and buffers for blocks of messages.
 
 use std::ffi::{c_int, c_void};
-use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::mapping::{Mapping, PAGE};
 use crate::err;
 use crate::error::Result;
 
@@ -53,34 +49,16 @@ pub struct Slot {
     pub why: [AtomicU32; WHY / 4],
 }
 
-/// The mapping of this process.
+/// What the ranks of one job share from the start: the barrier, what each tells, and buffers for blocks.
 pub struct Region {
-    base: *mut u8,
-    bytes: usize,
+    mapping: Mapping,
     size: usize,
-    /// Kept open by the rank that made it, until the others have opened it.
-    file: File,
 }
-
-// SAFETY: everything that several ranks write at the same time is atomic; buffers change hands at barriers.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
 
 impl Region {
     /// Makes the memory for `size` ranks; `key` tells it from any other.
     pub fn create(size: usize, key: u64) -> Result<Region> {
-        let name = c"phalanx-ranks";
-        // SAFETY: the name is a C string; the flag is a constant of the kernel.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(err!("cannot make shared memory: {}", std::io::Error::last_os_error()));
-        }
-        // SAFETY: the descriptor is new and ours.
-        let file = unsafe { File::from_raw_fd(fd) };
-        let bytes = Self::bytes(size);
-        file.set_len(bytes as u64).map_err(|e| err!("cannot make {bytes} bytes of shared memory: {e}"))?;
-        let region = Self::map(file, size)?;
+        let region = Region { mapping: Mapping::create(Self::bytes(size))?, size };
         region.header().size.store(size as u64, Ordering::Relaxed);
         region.header().key.store(key, Ordering::Relaxed);
         region.header().magic.store(MAGIC, Ordering::Release);
@@ -89,18 +67,13 @@ impl Region {
 
     /// Where other processes find the memory.
     pub fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+        self.mapping.path()
     }
 
     /// Opens what another rank has made.
     pub fn open(path: &str, size: usize, key: u64) -> Result<Region> {
-        let file = OpenOptions::new().read(true).write(true).open(path);
-        let file = file.map_err(|e| err!("cannot open the shared memory {path}: {e}"))?;
-        let bytes = file.metadata().map_err(|e| err!("{path}: {e}"))?.len();
-        if bytes != Self::bytes(size) as u64 {
-            return Err(err!("{path} has {bytes} bytes, not those of {size} ranks"));
-        }
-        let region = Self::map(file, size)?;
+        const { assert!(size_of::<Header>() <= HEADER && size_of::<Slot>() <= SLOT) };
+        let region = Region { mapping: Mapping::open(path, Self::bytes(size))?, size };
         let header = region.header();
         let ours = header.magic.load(Ordering::Acquire) == MAGIC && header.key.load(Ordering::Relaxed) == key;
         if !ours || header.size.load(Ordering::Relaxed) != size as u64 {
@@ -110,52 +83,29 @@ impl Region {
     }
 
     fn bytes(size: usize) -> usize {
-        (HEADER + size * SLOT).next_multiple_of(4096) + 2 * size * BLOCK
-    }
-
-    fn map(file: File, size: usize) -> Result<Region> {
-        const { assert!(size_of::<Header>() <= HEADER && size_of::<Slot>() <= SLOT) };
-        let bytes = Self::bytes(size);
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping of a file that is ours and has this length; the kernel chooses the address.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(err!(
-                "cannot map {bytes} bytes of shared memory: {}",
-                std::io::Error::last_os_error()
-            ));
-        }
-        Ok(Region { base: base.cast(), bytes, size, file })
+        (HEADER + size * SLOT).next_multiple_of(PAGE) + 2 * size * BLOCK
     }
 
     /// The barrier.
     pub fn header(&self) -> &Header {
         // SAFETY: the mapping starts with a header, is page aligned, and atomics accept any bytes.
-        unsafe { &*self.base.cast::<Header>() }
+        unsafe { &*self.mapping.base().cast::<Header>() }
     }
 
     /// What `rank` tells.
     pub fn slot(&self, rank: usize) -> &Slot {
         assert!(rank < self.size, "a rank has one slot");
         // SAFETY: slots follow the header, one for each rank, aligned because HEADER and SLOT are multiples of 128.
-        unsafe { &*self.base.add(HEADER + rank * SLOT).cast::<Slot>() }
+        unsafe { &*self.mapping.base().add(HEADER + rank * SLOT).cast::<Slot>() }
     }
 
     /// The buffer of `rank` for blocks of this parity, [`BLOCK`] bytes, page aligned.
     /// Who may touch which part of it at which time is the business of the collectives.
     pub fn buffer(&self, parity: usize, rank: usize) -> *mut u8 {
         assert!(parity < 2 && rank < self.size, "a rank has two buffers");
-        let start = (HEADER + self.size * SLOT).next_multiple_of(4096);
+        let start = (HEADER + self.size * SLOT).next_multiple_of(PAGE);
         // SAFETY: within the mapping, see `bytes`.
-        unsafe { self.base.add(start + (parity * self.size + rank) * BLOCK) }
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: this mapping was made by `map` and nothing borrows from it any more.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+        unsafe { self.mapping.base().add(start + (parity * self.size + rank) * BLOCK) }
     }
 }
 

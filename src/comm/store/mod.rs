@@ -6,13 +6,12 @@ mod served;
 mod torch;
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::pairwise::Pairwise;
 use super::star::Star;
 use super::tcp::Mesh;
-use super::{Attempt, CommOptions, net, process, shm};
+use super::{Attempt, CommOptions, hosts, net, shm};
 use crate::err;
 use crate::error::{Error, Result};
 pub use meeting::Meeting;
@@ -29,46 +28,15 @@ pub trait Store: Send {
 
 /// Joins ranks of one host by shared memory.
 pub fn connect_shm(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
-    match try_shm(meeting, options) {
+    if let Some(why) = meeting.impossible() {
+        return Attempt::NotForUs(why);
+    }
+    let (rank, size) = (meeting.rank(), meeting.size());
+    match shm::join(rank, size, options, &mut |round, mine| meeting.exchange(round, mine)) {
         Ok(Ok(shm)) => Attempt::Connected(Box::new(shm)),
         Ok(Err(why)) => Attempt::NotForUs(why),
         Err(error) => Attempt::Failed(error),
     }
-}
-
-/// The outer result is about meeting at all; the inner one is about sharing memory, and the same on every rank.
-fn try_shm(meeting: &mut Meeting, options: &CommOptions) -> Result<Result<shm::Shm, String>> {
-    if let Some(why) = meeting.impossible() {
-        return Ok(Err(why));
-    }
-    let (rank, size) = (meeting.rank(), meeting.size());
-    let mine = format!("{}\n{}", std::process::id(), process::host_identity());
-    let cards = texts(meeting.exchange("hosts", mine.as_bytes())?);
-    let split: Vec<(&str, &str)> = cards.iter().filter_map(|card| card.split_once('\n')).collect();
-    if split.len() < size || split.iter().any(|(_, host)| *host != split[0].1) {
-        return Ok(Err("the ranks are on several hosts, or in several containers".to_string()));
-    }
-    let pids: Vec<u32> = split.iter().map(|(pid, _)| pid.parse().unwrap_or(0)).collect();
-
-    let key = net::random();
-    let made = (rank == 0).then(|| shm::Region::create(size, key)).transpose();
-    let offer = match &made {
-        Ok(Some(region)) => format!("{key}\n{}", region.path()),
-        Ok(None) => String::new(),
-        Err(e) => format!("!{}", e.message()),
-    };
-    let offers = texts(meeting.exchange("memory", offer.as_bytes())?);
-    let opened = match (made, offers[0].split_once('\n')) {
-        (Ok(Some(region)), _) => Ok(region),
-        (_, Some((key, path))) => shm::Region::open(path, size, key.parse().unwrap_or(0)),
-        (_, None) => Err(err!("rank 0: {}", offers[0].trim_start_matches('!'))),
-    };
-    let verdict = opened.as_ref().err().map_or(String::new(), |e| e.message().to_string());
-    let verdicts = texts(meeting.exchange("opened", verdict.as_bytes())?);
-    if let Some(rank) = verdicts.iter().position(|v| !v.is_empty()) {
-        return Ok(Err(format!("rank {rank}: {}", verdicts[rank])));
-    }
-    Ok(opened.map(|region| shm::Shm::new(Arc::new(region), rank, &pids, options)).map_err(|e| e.to_string()))
 }
 
 /// Joins ranks of any hosts by TCP.
@@ -76,8 +44,8 @@ pub fn connect_tcp(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
     if let Some(why) = meeting.impossible() {
         return Attempt::NotForUs(why);
     }
-    match try_tcp(meeting, options) {
-        Ok(tcp) => Attempt::Connected(Box::new(tcp)),
+    match try_tcp(meeting, options).and_then(|tcp| hosts::arrange(tcp, options)) {
+        Ok(tcp) => Attempt::Connected(tcp),
         Err(error) => Attempt::Failed(error),
     }
 }

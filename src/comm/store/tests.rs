@@ -38,6 +38,52 @@ fn shared_memory_found_through_a_store_passes() {
     on_threads(group(3, "shm", &CommOptions::default(), connect_shm), exercise);
 }
 
+/// Ranks that believe to be on two hosts, one after the other, or on three, in turns.
+fn on_two_hosts(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
+    let host = (2 * meeting.rank() / meeting.size()).to_string();
+    Attempt::Connected(hosts::arrange_by(try_tcp(meeting, options).unwrap(), options, &host).unwrap())
+}
+
+fn on_three_hosts(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
+    let host = (meeting.rank() % 3).to_string();
+    Attempt::Connected(hosts::arrange_by(try_tcp(meeting, options).unwrap(), options, &host).unwrap())
+}
+
+#[test]
+fn memory_of_each_host_and_tcp_between_hosts_pass() {
+    for (n, connect) in
+        [(4, on_two_hosts as Connect), (6, on_two_hosts), (6, on_three_hosts), (16, on_two_hosts)]
+    {
+        let group = group(n, "hosts", &CommOptions::default(), connect);
+        assert_eq!(group[0].name(), "TCP, shared memory on each host");
+        on_threads(group, exercise);
+    }
+}
+
+#[test]
+fn a_rank_that_dies_on_another_host_is_named_on_all() {
+    let options = CommOptions { limit: Duration::from_secs(3), ..CommOptions::default() };
+    std::thread::scope(|scope| {
+        for mut comm in group(6, "dies", &options, on_three_hosts) {
+            scope.spawn(move || {
+                let mut mine = comm.rank_vector(100_000).unwrap();
+                let mut common = comm.common_vector(vec![0.0; 100_000]).unwrap();
+                comm.reduce_scatter(&mut mine).unwrap();
+                if comm.rank() == 4 {
+                    comm.abort("disk full");
+                    return;
+                }
+                let mut go_on = || -> crate::error::Result<()> {
+                    comm.all_gather_slices(&mut common)?;
+                    comm.reduce_scatter(&mut mine)?;
+                    comm.all_gather_slices(&mut common)
+                };
+                assert_eq!(go_on().unwrap_err().message(), "rank 4 stopped: disk full");
+            });
+        }
+    });
+}
+
 #[test]
 fn tcp_passes_for_every_number_of_ranks() {
     for &n in RANKS.iter().filter(|&&n| n > 1) {

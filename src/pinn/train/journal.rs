@@ -20,7 +20,6 @@ pub struct PinnJournal {
     pub model_dir: PathBuf,
     /// `params.yml` as JSON, with all that was worked out.
     pub params: serde_json::Value,
-    pub log_every: u64,
     pub events: EventWriter,
     /// Opened at the first evaluation.
     pub eval_events: Option<EventWriter>,
@@ -52,10 +51,6 @@ impl Journal for PinnJournal {
         let loss = row.train[0] * row.train[0];
         log::info!("step {:9}: loss = {}, lr = {}", row.step, exp(loss, 6), exp(row.lr, 3));
         Ok(None)
-    }
-
-    fn records(&self, done: u64) -> bool {
-        done == 1 || (self.log_every > 0 && done.is_multiple_of(self.log_every))
     }
 
     fn record(&mut self, done: u64, rate: StepRate, report: &StepReport, speed: f64) -> Result<()> {

@@ -105,6 +105,7 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
             scaled: schedule.scaled(scale).at(step),
         }),
         disp_freq: args.log_every,
+        record_freq: Some(args.log_every),
         save_freq: args.ckpt_every,
         validates: Validates::AfterSave(EVALUATION_PAUSE),
         save_ckpt: setup.params.model_dir.join("model.ckpt"),
@@ -118,7 +119,6 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
         Ok(PinnJournal {
             model_dir: setup.params.model_dir.clone(),
             params: setup.params.written.clone(),
-            log_every: args.log_every,
             events: EventWriter::create(&setup.params.model_dir)?,
             eval_events: None,
             names,
