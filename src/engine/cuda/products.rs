@@ -24,7 +24,7 @@ pub enum Operands {
 /// The tiles of one kernel, by rising size.
 struct Tiles {
     /// For each kind of operands; empty where there is none.
-    names: [&'static str; 5],
+    names: [Names; 5],
     m: usize,
     n: usize,
     k: usize,
@@ -37,46 +37,85 @@ struct Tiles {
     rate: f64,
 }
 
-const SIZES: [&str; 6] = ["TINY", "SMALL", "MEDIUM", "WIDE", "LARGE", "HUGE"];
+const SIZES: [&str; 7] = ["TINY", "SMALL", "MEDIUM", "WIDE", "LARGE", "HUGE", "PANEL"];
+
+/// A kernel for sizes that stay, and one for sizes that come with the batch of a step.
+type Names = [&'static str; 2];
+
+macro_rules! both {
+    ($name:literal) => {
+        [$name, concat!($name, "_varied")]
+    };
+}
+
+const NONE: Names = ["", ""];
 
 /// The kernels of each size for each kind of operands; nothing where other sizes were always faster.
-const NAMES: [[&str; 5]; 6] = [
-    ["product_tiny_nn", "product_tiny_nt", "", "product_tiny_nn_gather", "product_tiny_tn_gather"],
-    ["product_small_nn", "product_small_nt", "", "", "product_small_tn_gather"],
-    ["product_medium_nn", "product_medium_nt", "product_medium_tn", "product_medium_nn_gather", ""],
-    ["product_wide_nn", "product_wide_nt", "product_wide_tn", "product_wide_nn_gather", ""],
-    ["", "product_large_nt", "product_large_tn", "", ""],
-    ["product_huge_nn", "product_huge_nt", "product_huge_tn", "", ""],
+const NAMES: [[Names; 5]; 7] = [
+    [
+        both!("product_tiny_nn"),
+        both!("product_tiny_nt"),
+        NONE,
+        both!("product_tiny_nn_gather"),
+        both!("product_tiny_tn_gather"),
+    ],
+    [both!("product_small_nn"), both!("product_small_nt"), NONE, NONE, both!("product_small_tn_gather")],
+    [
+        both!("product_medium_nn"),
+        both!("product_medium_nt"),
+        both!("product_medium_tn"),
+        both!("product_medium_nn_gather"),
+        NONE,
+    ],
+    [
+        both!("product_wide_nn"),
+        both!("product_wide_nt"),
+        both!("product_wide_tn"),
+        both!("product_wide_nn_gather"),
+        NONE,
+    ],
+    [NONE, both!("product_large_nt"), both!("product_large_tn"), NONE, NONE],
+    [both!("product_huge_nn"), both!("product_huge_nt"), both!("product_huge_tn"), NONE, NONE],
+    [
+        both!("product_panel_nn"),
+        NONE,
+        NONE,
+        both!("product_panel_nn_gather"),
+        both!("product_panel_tn_gather"),
+    ],
 ];
 
 /// m, n, k of a tile, its warps along them, stages, blocks on a multiprocessor.
 type Sizes = ([usize; 3], [usize; 3], usize, usize);
 
-const DOUBLE: [Sizes; 6] = [
+const DOUBLE: [Sizes; 7] = [
     ([32, 24, 64], [2, 1, 4], 3, 2),
     ([64, 40, 32], [4, 1, 2], 3, 2),
     ([64, 40, 16], [4, 1, 1], 3, 4),
     ([64, 80, 16], [2, 2, 1], 3, 3),
     ([128, 80, 16], [4, 2, 1], 3, 2),
     ([128, 120, 16], [4, 3, 1], 5, 1),
+    ([64, 104, 16], [4, 1, 1], 3, 3),
 ];
-const SINGLE: [Sizes; 6] = [
+const SINGLE: [Sizes; 7] = [
     ([16, 24, 64], [1, 1, 8], 4, 2),
     ([64, 40, 32], [4, 1, 2], 3, 2),
     ([64, 80, 32], [2, 2, 1], 3, 3),
     ([128, 80, 16], [2, 2, 1], 4, 3),
     ([128, 160, 16], [2, 2, 1], 4, 2),
     ([128, 240, 16], [2, 6, 1], 5, 1),
+    ([64, 104, 16], [4, 1, 1], 3, 3),
 ];
 
 /// As `SINGLE`, for products that take sixteen along k at once.
-const HALF: [Sizes; 6] = [
+const HALF: [Sizes; 7] = [
     ([16, 24, 128], [1, 1, 8], 4, 2),
     ([64, 40, 32], [4, 1, 2], 3, 2),
     ([64, 80, 32], [2, 2, 1], 3, 3),
     ([128, 80, 16], [2, 2, 1], 4, 3),
     ([128, 160, 16], [2, 2, 1], 4, 2),
     ([128, 240, 32], [2, 6, 1], 4, 1),
+    ([64, 104, 16], [4, 1, 1], 3, 3),
 ];
 
 /// Blocks of a team that every GPU with clusters can bring in together.
@@ -87,17 +126,17 @@ const LEAST_OF_TEAM: usize = 512;
 
 /// Tiles whose pieces along k are made by the blocks of a team.
 fn team_tiles() -> Tiles {
-    let names = ["product_long_nn_team", "", "", "", ""];
+    let names = [both!("product_long_nn_team"), NONE, NONE, NONE, NONE];
     Tiles { names, m: 64, n: 48, k: 32, warps: [4, 1, 2], stages: 6, blocks: 1, rate: 0.0 }
 }
 
 /// Every size of tiles for one kind of number.
-fn tiles(numbers: Numbers) -> [Tiles; 6] {
+fn tiles(numbers: Numbers) -> [Tiles; 7] {
     let (sizes, rates) = match numbers {
-        Numbers::F64 => (&DOUBLE, [61.0, 102.0, 108.0, 117.5, 126.0, 120.0]),
-        Numbers::F32 => (&SINGLE, [29.0, 118.0, 146.0, 158.0, 179.0, 155.0]),
-        Numbers::Tf32 => (&SINGLE, [41.0, 196.0, 240.0, 229.0, 374.0, 362.0]),
-        Numbers::Bf16 => (&HALF, [50.0, 240.0, 290.0, 290.0, 460.0, 460.0]),
+        Numbers::F64 => (&DOUBLE, [61.0, 102.0, 108.0, 117.5, 126.0, 120.0, 115.0]),
+        Numbers::F32 => (&SINGLE, [29.0, 118.0, 146.0, 158.0, 179.0, 155.0, 1.0]),
+        Numbers::Tf32 => (&SINGLE, [41.0, 196.0, 240.0, 229.0, 374.0, 362.0, 1.0]),
+        Numbers::Bf16 => (&HALF, [50.0, 240.0, 290.0, 290.0, 460.0, 460.0, 1.0]),
     };
     std::array::from_fn(|i| {
         let ([m, n, k], warps, stages, blocks) = sizes[i];
@@ -205,7 +244,8 @@ impl ProductLaunch {
         }
         products.n_tiles = first;
         let adds = tasks.iter().any(|t| t.kind != Kind::Partial as i32) && splits.iter().any(|&n| n > 1);
-        let name = tiles.names[operands as usize];
+        let varies = tasks.iter().any(|task| task.extent != 0);
+        let name = tiles.names[operands as usize][usize::from(varies)];
         device.foresee(name);
         ProductLaunch {
             name,
@@ -311,7 +351,7 @@ fn team(gpu: &Gpu, operands: Operands, tasks: &[Task]) -> Option<(Tiles, usize)>
 /// The tiles, and the pieces of the longest product, that take the shortest time by an estimate.
 fn choose(gpu: &Gpu, operands: Operands, tasks: &[Task]) -> (Tiles, usize) {
     let fits = |t: &Tiles| {
-        !t.names[operands as usize].is_empty() && t.shared(operands, gpu.numbers.size()) <= gpu.max_shared
+        !t.names[operands as usize][0].is_empty() && t.shared(operands, gpu.numbers.size()) <= gpu.max_shared
     };
     let mut best: Option<(f64, Tiles, usize)> = None;
     for tiles in tiles(gpu.numbers).into_iter().filter(fits) {
@@ -382,7 +422,7 @@ mod tests {
                 let size = numbers.size();
                 for operands in OPERANDS {
                     let bytes = (t.shared(operands, size) + 2048) * t.blocks;
-                    assert!(bytes <= 233_472, "{} {operands:?}: {bytes} bytes", t.names[0]);
+                    assert!(bytes <= 233_472, "{} {operands:?}: {bytes} bytes", t.names[0][0]);
                 }
                 assert!(t.threads() * t.blocks <= 2048);
                 // Threads share rows of a tile evenly, whichever way it lies; warps share it in whole products.
@@ -404,13 +444,13 @@ mod tests {
         for (names, size) in NAMES.iter().zip(SIZES) {
             for (name, kind) in names.iter().zip(kinds) {
                 let line = format!("\nINSTANCE(product_{}, {kind}, {size}, ", size.to_lowercase());
-                assert_eq!(program.contains(&line), !name.is_empty(), "{line}");
-                assert!(name.is_empty() || **name == format!("product_{size}_{kind}").to_lowercase());
+                assert_eq!(program.contains(&line), !name[0].is_empty(), "{line}");
+                assert!(name[0].is_empty() || *name[0] == format!("product_{size}_{kind}").to_lowercase());
             }
         }
         let team = team_tiles().names[0];
         let kernels = super::super::compile::PROGRAM.kernels();
-        let names = NAMES.iter().flatten().chain([&team]).filter(|name| !name.is_empty());
+        let names = NAMES.iter().flatten().chain([&team]).flatten().filter(|name| !name.is_empty());
         names.for_each(|name| assert!(kernels.iter().any(|(kernel, _)| kernel == name), "{name}"));
     }
 

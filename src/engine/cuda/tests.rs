@@ -220,7 +220,7 @@ fn a_frame_that_no_series_reaches_is_evaluated_by_the_nets_and_the_others_by_the
     let model = model(options());
     // Arguments of the nets that change fast with the distance: one of two atoms near each other is far from all others.
     let mut stats = model.stats.clone();
-    stats.dstd.iter_mut().for_each(|row| row[0] = 1e-4);
+    stats.dstd.iter_mut().for_each(|row| row[0] = 1e-7);
     let sharp = Arc::new(Dp::new(model.options.clone(), stats));
     let Some(device) = device(Numbers::F64) else { return };
     let mut engine = CudaEngine::new(&device, &sharp, 3.9).unwrap();

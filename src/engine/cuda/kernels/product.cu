@@ -339,7 +339,8 @@ template <int INNER, bool ALONG_K> struct Padded {
 };
 
 // TEAM: the pieces of a product that is cut along k are made by the blocks of a cluster, which add up parts of them each.
-template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER, bool TEAM = false>
+// VARIES: sizes come with the batch of the step. Otherwise nothing of it is left in the kernel, which needs all its registers.
+template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER, bool TEAM, bool VARIES>
 struct Tile {
     static constexpr int THREADS = 32 * WM * WN * WK;
     static constexpr int LDA = A_T ? Padded<BM, false>::LD : Padded<BK, true>::LD;
@@ -369,7 +370,7 @@ struct Tile {
         real* shared = (real*)shared_bytes;
         int which = 0, first_tile = 0;
         Span span;
-        if (!find(p, which, first_tile, span)) {
+        if (!find(p, which, first_tile, span) && VARIES) {
             after_previous();  // what comes next relies on this kernel's wait
             return;
         }
@@ -406,8 +407,8 @@ struct Tile {
         // are there, and empty when all warps have read it.
         __shared__ u64 full[STAGES], empty[STAGES];
         // The end of the product finds its place here; registers are for the sums.
-        __shared__ Span kept;
-        if (threadIdx.x == 0) kept = span;
+        __shared__ Span left[1];
+        if (VARIES && threadIdx.x == 0) left[0] = span;
         if (threadIdx.x < STAGES) {
             phase_init(full + threadIdx.x, THREADS);
             phase_init(empty + threadIdx.x, THREADS / 32);
@@ -474,6 +475,7 @@ struct Tile {
         if constexpr (TEAM) {
             team_arrive();
             team_wait();
+            const Span kept = VARIES ? left[0] : whole(t);
             int i = first_pack + threadIdx.x, row = row0 + i / PER_ROW, col = col0 + i % PER_ROW * VEC;
             bool is_there = i < end_pack && row < kept.m && col < t.n;
             Pack sum;
@@ -485,10 +487,12 @@ struct Tile {
             team_wait();
             return;
         }
+        const Span kept = VARIES ? left[0] : whole(t);
         bool added_up = t.splits > 1 && t.kind != PARTIAL;
         if (added_up) {
             int stride = t.tiles_n * ((kept.m + BM - 1) / BM);
-            if (!add_pieces(shared, p, t, blockIdx.x - split_index * stride, split_index, stride)) return;
+            int tile = VARIES ? blockIdx.x - split_index * stride : t.first_tile + local;
+            if (!add_pieces(shared, p, t, tile, split_index, stride)) return;
         }
         int copies = added_up ? 1 : WK;
         // Which kinds there are follows from the operands.
@@ -507,14 +511,17 @@ struct Tile {
         }
     }
 
+    // A product whose size does not change.
+    static __device__ __forceinline__ Span whole(const Task& t) { return {t.m, t.k, 0, 0}; }
+
     // Which product this block makes a tile of, its first tile and where it lies; false: there are fewer tiles than blocks.
     static __device__ __forceinline__ bool find(const Products& p, int& which, int& first_tile, Span& span) {
         int tile = blockIdx.x;
-        if (A_T || !p.tasks[0].extent) {
+        if (A_T || !VARIES) {
             while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;
             const Task& t = p.tasks[which];
-            first_tile = t.first_tile, span = {t.m, t.k, 0, 0};
-            if (A_T && t.extent) {
+            first_tile = t.first_tile, span = whole(t);
+            if (VARIES) {
                 span.first = __ldcg(t.extent), span.n = __ldcg(t.extent + 1) - span.first;
                 span.k = t.times * span.n;
             }
@@ -728,25 +735,52 @@ struct Tile {
 #define INSTANCE(size, kind, SIZE, ...) PRODUCT(size##_##kind, TILE_##SIZE, BLOCKS_##SIZE, __VA_ARGS__)
 
 // The sizes that were the fastest anywhere: name, operands, tile, then whether A and B are transposed in memory, whether
-// rows of A are found in a table, whether a team makes a tile.
-INSTANCE(product_tiny, nn, TINY, false, false, false)
-INSTANCE(product_small, nn, SMALL, false, false, false)
-INSTANCE(product_medium, nn, MEDIUM, false, false, false)
-INSTANCE(product_wide, nn, WIDE, false, false, false)
-INSTANCE(product_huge, nn, HUGE, false, false, false)
-INSTANCE(product_tiny, nt, TINY, false, true, false)
-INSTANCE(product_small, nt, SMALL, false, true, false)
-INSTANCE(product_medium, nt, MEDIUM, false, true, false)
-INSTANCE(product_wide, nt, WIDE, false, true, false)
-INSTANCE(product_large, nt, LARGE, false, true, false)
-INSTANCE(product_huge, nt, HUGE, false, true, false)
-INSTANCE(product_medium, tn, MEDIUM, true, false, false)
-INSTANCE(product_wide, tn, WIDE, true, false, false)
-INSTANCE(product_large, tn, LARGE, true, false, false)
-INSTANCE(product_huge, tn, HUGE, true, false, false)
-INSTANCE(product_tiny, nn_gather, TINY, false, false, true)
-INSTANCE(product_medium, nn_gather, MEDIUM, false, false, true)
-INSTANCE(product_wide, nn_gather, WIDE, false, false, true)
-INSTANCE(product_tiny, tn_gather, TINY, true, false, true)
-INSTANCE(product_small, tn_gather, SMALL, true, false, true)
-INSTANCE(product_long, nn_team, LONG, false, false, false, true)
+// rows of A are found in a table, whether a team makes a tile, whether sizes come with the batch.
+INSTANCE(product_tiny, nn, TINY, false, false, false, false, false)
+INSTANCE(product_small, nn, SMALL, false, false, false, false, false)
+INSTANCE(product_medium, nn, MEDIUM, false, false, false, false, false)
+INSTANCE(product_wide, nn, WIDE, false, false, false, false, false)
+INSTANCE(product_huge, nn, HUGE, false, false, false, false, false)
+INSTANCE(product_panel, nn, PANEL, false, false, false, false, false)
+INSTANCE(product_tiny, nt, TINY, false, true, false, false, false)
+INSTANCE(product_small, nt, SMALL, false, true, false, false, false)
+INSTANCE(product_medium, nt, MEDIUM, false, true, false, false, false)
+INSTANCE(product_wide, nt, WIDE, false, true, false, false, false)
+INSTANCE(product_large, nt, LARGE, false, true, false, false, false)
+INSTANCE(product_huge, nt, HUGE, false, true, false, false, false)
+INSTANCE(product_medium, tn, MEDIUM, true, false, false, false, false)
+INSTANCE(product_wide, tn, WIDE, true, false, false, false, false)
+INSTANCE(product_large, tn, LARGE, true, false, false, false, false)
+INSTANCE(product_huge, tn, HUGE, true, false, false, false, false)
+INSTANCE(product_tiny, nn_gather, TINY, false, false, true, false, false)
+INSTANCE(product_medium, nn_gather, MEDIUM, false, false, true, false, false)
+INSTANCE(product_wide, nn_gather, WIDE, false, false, true, false, false)
+INSTANCE(product_tiny, tn_gather, TINY, true, false, true, false, false)
+INSTANCE(product_small, tn_gather, SMALL, true, false, true, false, false)
+INSTANCE(product_long, nn_team, LONG, false, false, false, true, false)
+INSTANCE(product_panel, nn_gather, PANEL, false, false, true, false, false)
+INSTANCE(product_panel, tn_gather, PANEL, true, false, true, false, false)
+INSTANCE(product_tiny, nn_varied, TINY, false, false, false, false, true)
+INSTANCE(product_small, nn_varied, SMALL, false, false, false, false, true)
+INSTANCE(product_medium, nn_varied, MEDIUM, false, false, false, false, true)
+INSTANCE(product_wide, nn_varied, WIDE, false, false, false, false, true)
+INSTANCE(product_huge, nn_varied, HUGE, false, false, false, false, true)
+INSTANCE(product_panel, nn_varied, PANEL, false, false, false, false, true)
+INSTANCE(product_tiny, nt_varied, TINY, false, true, false, false, true)
+INSTANCE(product_small, nt_varied, SMALL, false, true, false, false, true)
+INSTANCE(product_medium, nt_varied, MEDIUM, false, true, false, false, true)
+INSTANCE(product_wide, nt_varied, WIDE, false, true, false, false, true)
+INSTANCE(product_large, nt_varied, LARGE, false, true, false, false, true)
+INSTANCE(product_huge, nt_varied, HUGE, false, true, false, false, true)
+INSTANCE(product_medium, tn_varied, MEDIUM, true, false, false, false, true)
+INSTANCE(product_wide, tn_varied, WIDE, true, false, false, false, true)
+INSTANCE(product_large, tn_varied, LARGE, true, false, false, false, true)
+INSTANCE(product_huge, tn_varied, HUGE, true, false, false, false, true)
+INSTANCE(product_tiny, nn_gather_varied, TINY, false, false, true, false, true)
+INSTANCE(product_medium, nn_gather_varied, MEDIUM, false, false, true, false, true)
+INSTANCE(product_wide, nn_gather_varied, WIDE, false, false, true, false, true)
+INSTANCE(product_tiny, tn_gather_varied, TINY, true, false, true, false, true)
+INSTANCE(product_small, tn_gather_varied, SMALL, true, false, true, false, true)
+INSTANCE(product_long, nn_team_varied, LONG, false, false, false, true, true)
+INSTANCE(product_panel, nn_gather_varied, PANEL, false, false, true, false, true)
+INSTANCE(product_panel, tn_gather_varied, PANEL, true, false, true, false, true)
