@@ -34,10 +34,10 @@ use mapping::PAGE;
 pub use region::Region;
 use region::{BLOCK, WHY, futex_wait, futex_wake_all};
 
-/// How long to look at the barrier before giving the core away. Ranks differ by some milliseconds in a step, and waking all
-/// sleepers of a host takes as long as the sum itself.
-const LOOKS: Duration = Duration::from_millis(4);
-/// How long to offer the core to whoever wants it, perhaps the rank that is waited for, before going to sleep.
+/// How long to look at the barrier before offering the core to others.
+const LOOKS: Duration = Duration::from_micros(50);
+/// How long to offer the core to whoever wants it, perhaps the rank that is waited for, before going to sleep. Ranks differ by some
+/// milliseconds in a step, and waking all sleepers of a host takes as long as the sum itself.
 const OFFERS: Duration = Duration::from_millis(20);
 /// The same where ranks outnumber cores: whoever looks keeps the one that it waits for from running.
 const CROWDED_OFFERS: Duration = Duration::from_micros(20);
