@@ -216,13 +216,13 @@ impl Shm {
         for other in (0..self.size).filter(|&r| r != self.rank) {
             let s = share(x.len(), self.size, other);
             // SAFETY: only I write my buffer before the barrier; it holds BLOCK bytes, and x has no more.
-            unsafe { mine.add(s.start).copy_from_nonoverlapping(x[s.clone()].as_ptr(), s.len()) };
+            unsafe { copy(mine.add(s.start), x[s.clone()].as_ptr(), s.len()) };
         }
     }
 
     /// My share, summed over ranks in their order, goes into `x` and into my buffer.
     fn sum_my_share<T: Element>(&self, x: &mut [T], parity: usize) {
-        const STRIP: usize = 512;
+        const STRIP: usize = 256;
         let s = share(x.len(), self.size, self.rank);
         let mut sum = [T::ZERO; STRIP];
         for start in s.clone().step_by(STRIP) {
@@ -252,7 +252,7 @@ impl Shm {
             let s = share(x.len(), self.size, other);
             let theirs = self.region.buffer(parity, other).cast::<T>();
             // SAFETY: that share holds the result since the barrier, and is not written until two blocks later.
-            unsafe { x[s.clone()].as_mut_ptr().copy_from_nonoverlapping(theirs.add(s.start), s.len()) };
+            unsafe { copy(x[s.clone()].as_mut_ptr(), theirs.add(s.start), s.len()) };
         }
     }
 
@@ -470,6 +470,19 @@ impl Communicator for Shm {
         self.barrier()?;
         self.end(1, "");
         self.introducer.as_mut().map_or(Ok(()), |introducer| introducer.finish())
+    }
+}
+
+/// Copies `n` elements, 2 KB at a time. The C library copies longer runs by an instruction for that (`rep movsb`), which takes five
+/// times as long on some processors.
+///
+/// # Safety
+/// Both places hold `n` elements, and do not overlap.
+unsafe fn copy<T: Element>(to: *mut T, from: *const T, n: usize) {
+    let at_once = 2048 / size_of::<T>();
+    for start in (0..n).step_by(at_once) {
+        // SAFETY: the caller's promise.
+        unsafe { to.add(start).copy_from_nonoverlapping(from.add(start), at_once.min(n - start)) };
     }
 }
 
