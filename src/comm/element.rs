@@ -21,6 +21,7 @@ pub enum Kind {
 impl Element for f64 {
     const KIND: Kind = Kind::F64;
     const ZERO: f64 = 0.0;
+    #[inline]
     fn plus(self, other: f64) -> f64 {
         self + other
     }
@@ -29,6 +30,7 @@ impl Element for f64 {
 impl Element for f32 {
     const KIND: Kind = Kind::F32;
     const ZERO: f32 = 0.0;
+    #[inline]
     fn plus(self, other: f32) -> f32 {
         self + other
     }
@@ -37,6 +39,7 @@ impl Element for f32 {
 impl Element for i64 {
     const KIND: Kind = Kind::I64;
     const ZERO: i64 = 0;
+    #[inline]
     fn plus(self, other: i64) -> i64 {
         self.wrapping_add(other)
     }

@@ -14,8 +14,9 @@ use super::shm::Mapping;
 /// Slices begin at multiples of this: pages and lines of the cache have one owner, and whatever is computed cell by cell does not
 /// depend on the number of ranks.
 pub const CELL: usize = 2048;
-/// Numbers that are added up at a time: they stay in the nearest cache while one rank's after the other's are read.
-const STRIP: usize = 1024;
+/// Numbers that are added up at a time: they stay in the nearest cache while one rank's after the other's are read. Few enough to
+/// be copied by loads and stores: see `copy` in `shm`.
+const STRIP: usize = 256;
 
 /// The `part`-th of `parts` slices of a vector of `n` numbers, in whole cells.
 pub fn slice_of(n: usize, parts: usize, part: usize) -> Range<usize> {
