@@ -9,7 +9,7 @@
 # OUT   folder for logs and the table (default: a new temporary folder).
 # Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart streaming memory
 # lost test times utilisation start profile pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
-# each of PRECISIONS (default: float64), minutes each. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
+# each of PRECISIONS (default: float64), minutes each; `times` shows all four, or these. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
 bin= data=$here/../shared/data trained= out=
@@ -361,7 +361,7 @@ END
         say "samples/s (192 atoms of water, stock network; the second half of a run, from the wall times of its log)"
         batches=${BATCHES:-1 4 16 64 256}
         say "$(printf '%-19s' precision) $(printf '%10s ' $batches)"
-        for nets in fresh ${trained:+trained}; do for precision in float64 float32 tf32 bf16; do
+        for nets in fresh ${trained:+trained}; do for precision in ${PRECISIONS:-float64 float32 tf32 bf16}; do
             line=$(printf '%-10s %-8s' $precision $nets)
             for batch in $batches; do
                 folder=$(fresh "time_${nets}_${precision}_$batch")

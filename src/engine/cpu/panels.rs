@@ -33,6 +33,10 @@ pub const FEWEST_TERMS: usize = WHOLE[0];
 /// What a user reads when there is no plan.
 pub const NOT_SMOOTH: &str = "the embedding net is not smooth enough for a series: evaluating the net itself";
 
+/// A series may miss a net at the ends of its panel, where it has no nodes, by so many times its tail: a step that hides there
+/// would be larger.
+const MISS: f64 = 20.0;
+
 /// Points at which the size of a net is looked at.
 const SAMPLES: usize = 64;
 
@@ -130,10 +134,10 @@ impl<'a> TypeNets<'a> {
             CELLS => high,
             _ => low + (high - low) * cell as f64 / CELLS as f64,
         };
-        let mut trace = NetTrace::default();
+        let (mut trace, probe) = (NetTrace::default(), Probe::new(terms));
         let mut holds = |from: usize, to: usize| {
             let panel = Panel { neighbor: self.neighbor, low: edge(from), high: edge(to) };
-            self.tail(&mut trace, panel, terms) < tolerance
+            self.error(&mut trace, panel, &probe) < tolerance
         };
         let (mut edges, mut at, mut width) = (vec![low], 0, CELLS / 16);
         while at < CELLS {
@@ -147,26 +151,52 @@ impl<'a> TypeNets<'a> {
         Some(edges)
     }
 
-    /// The largest of the last coefficients on a panel, over the largest value of the same net.
-    fn tail(&self, trace: &mut NetTrace, panel: Panel, terms: usize) -> f64 {
+    /// The largest of the last coefficients on a panel, or of what its series misses at its ends, over the largest value of the
+    /// same net.
+    fn error(&self, trace: &mut NetTrace, panel: Panel, probe: &Probe) -> f64 {
         let (model, params) = (self.wanted.model, self.wanted.params);
         let m = model.n_embed();
-        let angle = |n: usize| std::f64::consts::PI * (n as f64 + 0.5) / terms as f64;
-        let nodes: Vec<f64> = (0..terms).map(|n| panel.middle() + panel.half() * angle(n).cos()).collect();
-        let mut tail = 0.0f64;
+        let points: Vec<f64> = probe.points.iter().map(|x| panel.middle() + panel.half() * x).collect();
+        let mut error = 0.0f64;
         for &(net, size) in &self.nets {
-            let values = net::forward(trace, &model.embedding[net], params, &nodes);
-            for k in terms - LAST..terms {
-                let mut row = vec![0.0; m];
-                for (n, values) in values.chunks_exact(m).enumerate() {
-                    let weight = 2.0 / terms as f64 * (k as f64 * angle(n)).cos();
-                    row.iter_mut().zip(values).for_each(|(sum, x)| *sum += weight * x);
+            let values = net::forward(trace, &model.embedding[net], params, &points);
+            for (row, scale) in &probe.rows {
+                let mut sums = vec![0.0; m];
+                for (weight, values) in row.iter().zip(values.chunks_exact(m)) {
+                    sums.iter_mut().zip(values).for_each(|(sum, x)| *sum += weight * x);
                 }
-                let last = row.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
-                tail = tail.max(last / size);
+                let largest = sums.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+                error = error.max(scale * largest / size);
             }
         }
-        tail
+        error
+    }
+}
+
+/// What is looked at on a panel: sums over the values of a net at some points.
+struct Probe {
+    /// The nodes and both ends, from -1 to 1.
+    points: Vec<f64>,
+    /// Weights of the points, and how much the sum counts: each of the last coefficients, and what the series misses at an end.
+    rows: Vec<(Vec<f64>, f64)>,
+}
+
+impl Probe {
+    fn new(terms: usize) -> Self {
+        let angle = |n: usize| std::f64::consts::PI * (n as f64 + 0.5) / terms as f64;
+        let weight = |k: usize, n: usize| {
+            if k == 0 { 1.0 / terms as f64 } else { 2.0 / terms as f64 * (k as f64 * angle(n)).cos() }
+        };
+        let points: Vec<f64> = (0..terms).map(|n| angle(n).cos()).chain([-1.0, 1.0]).collect();
+        let last = (terms - LAST..terms).map(|k| ((0..terms).map(|n| weight(k, n)).collect(), 1.0));
+        let ends = [-1.0f64, 1.0].into_iter().enumerate().map(|(end, x)| {
+            let series = (0..terms).map(|n| (0..terms).map(|k| weight(k, n) * x.powi(k as i32)).sum());
+            let mut row: Vec<f64> = series.collect();
+            row.extend([0.0; 2]);
+            row[terms + end] = -1.0;
+            (row, 1.0 / MISS)
+        });
+        Probe { points, rows: last.chain(ends).collect() }
     }
 }
 
@@ -234,6 +264,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn steps_that_no_panel_resolves_are_found_out_also_where_a_panel_ends() {
+        let model = model(options());
+        let params: Vec<f64> = model.random_params(3).iter().map(|p| p * 1e6).collect();
+        let wanted = Wanted { model: &model, params: &params, range: (-0.5, 9.0), tolerance: 1e-12 };
+        assert_eq!(wanted.choose(&Pool::serial(), None), None);
     }
 
     #[test]

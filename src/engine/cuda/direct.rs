@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 /// Places of a tile and threads of the kernels: the numbers of `direct.cu`.
 const TILE_PLACES: usize = 32;
-const TILE_THREADS: usize = 256;
+const NETS_THREADS: usize = 256;
+const ADJOINT_THREADS: usize = 512;
 const ATOM_THREADS: usize = 512;
 /// Parameters that one block of `direct_weights` works on.
 const SUMMED: usize = 32;
@@ -40,6 +41,7 @@ pub struct Direct {
 /// How a kernel goes through the tiles.
 struct Tiles {
     kernel: &'static str,
+    threads: usize,
     /// Blocks at most.
     blocks: usize,
     /// Places at once.
@@ -71,8 +73,10 @@ impl Direct {
         let layers = &model.embedding[0].layers;
         let has_idt = layers.iter().any(|layer| layer.idt.is_some());
         let size = |adjoint: bool| move |rows: usize| memory(layers, rows, adjoint, has_idt);
-        let forward = Tiles::new(device, ["direct_nets", "direct_nets_beside"], 2, &size(false))?;
-        let adjoint = Tiles::new(device, ["direct_adjoint", "direct_adjoint_beside"], 1, &size(true))?;
+        let forward =
+            Tiles::new(device, ["direct_nets", "direct_nets_beside"], NETS_THREADS, 2, &size(false))?;
+        let adjoint =
+            Tiles::new(device, ["direct_adjoint", "direct_adjoint_beside"], ADJOINT_THREADS, 1, &size(true))?;
         let n_pieces = (adjoint.blocks + n_groups) * network.embedding_size();
         let pieces = Buffer::zeroed(device, 8 * n_pieces, "gradients of the embedding nets")?;
         for kernel in KERNELS.into_iter().chain([forward.kernel, adjoint.kernel]) {
@@ -152,7 +156,7 @@ impl Direct {
     fn on_tiles(&self, tiles: &Tiles, b: &Batch) -> Result<()> {
         let table = self.table(tiles);
         let arguments = arguments![*b, self.nets.embedding, table];
-        self.device.launch(tiles.kernel, self.grid(tiles, b), TILE_THREADS, tiles.shared, arguments)
+        self.device.launch(tiles.kernel, self.grid(tiles, b), tiles.threads, tiles.shared, arguments)
     }
 
     fn on_atoms(&self, kernel: &'static str, b: &Batch, shared: usize) -> Result<()> {
@@ -210,6 +214,7 @@ impl Tiles {
     fn new(
         device: &Arc<Device>,
         [inside, beside]: [&'static str; 2],
+        threads: usize,
         together: usize,
         size: &dyn Fn(usize) -> usize,
     ) -> Result<Tiles> {
@@ -220,11 +225,18 @@ impl Tiles {
         let fits = |&(n, rows): &(usize, usize)| n * (bytes(rows) + DECLARED + SYSTEM) <= all;
         if let Some((n, rows)) = choices.into_iter().find(fits) {
             let (blocks, shared) = (n * device.multiprocessors, bytes(rows));
-            return Ok(Tiles { kernel: inside, blocks, rows, shared, scratch: None });
+            return Ok(Tiles { kernel: inside, threads, blocks, rows, shared, scratch: None });
         }
         let (blocks, room) = (together * device.multiprocessors, size(TILE_PLACES));
         let scratch = Buffer::zeroed(device, blocks * bytes(TILE_PLACES), "the embedding nets")?;
-        Ok(Tiles { kernel: beside, blocks, rows: TILE_PLACES, shared: 0, scratch: Some((scratch, room)) })
+        Ok(Tiles {
+            kernel: beside,
+            threads,
+            blocks,
+            rows: TILE_PLACES,
+            shared: 0,
+            scratch: Some((scratch, room)),
+        })
     }
 }
 
@@ -267,7 +279,8 @@ mod tests {
         let program = include_str!("kernels/direct.cu");
         for (name, value) in [
             ("TILE_PLACES", TILE_PLACES),
-            ("TILE_THREADS", TILE_THREADS),
+            ("NETS_THREADS", NETS_THREADS),
+            ("ADJOINT_THREADS", ADJOINT_THREADS),
             ("ATOM_THREADS", ATOM_THREADS),
             ("SUMMED", SUMMED),
         ] {

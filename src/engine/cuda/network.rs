@@ -15,7 +15,7 @@ const TRACES: usize = 5;
 /// Parameters that one block of `embed_weights` works on.
 const WEIGHTS: usize = 64;
 /// Shared memory that the kernels on the nets may take: what every GPU has, less what they declare themselves.
-const ROOM_BYTES: usize = 76 * 1024;
+const ROOM_BYTES: usize = 72 * 1024;
 /// Elements of a view that one block of `reduce` and `adam` works on.
 pub const PER_BLOCK: usize = 512;
 
@@ -206,8 +206,8 @@ pub fn reals(device: &Arc<Device>, values: &[f64], what: &str) -> Result<Buffer>
     }
 }
 
-/// Groups of nodes that a block works on, one after another: it brings the parameters of a net to shared memory once for all of
-/// them, and all blocks fit on the GPU at once where there are not too many nodes. A panel has a multiple of eight terms, and
+/// Groups of nodes that a block works on: it brings the parameters of a net to shared memory once for all of them, and all
+/// blocks fit on the GPU at once where there are not too many nodes. A panel has a multiple of eight terms, and
 /// a block has nodes of one panel only.
 fn groups(nodes: usize, multiprocessors: usize) -> usize {
     [1, 2].into_iter().find(|groups| nodes <= NODES * groups * multiprocessors).unwrap_or(4)
@@ -286,7 +286,9 @@ impl SeriesOnDevice {
         }
         let widths: usize = 1 + shapes.iter().map(|l| l.n_out).sum::<usize>();
         let widest = shapes.iter().map(|l| l.n_out).max().unwrap_or(1);
-        let scratch = 8 * NODES * widths.max(3 * widest);
+        let groups = groups(n_stacks * columns, device.multiprocessors);
+        let nodes = NODES * groups;
+        let scratch = 8 * nodes * widths.max(3 * widest);
         let room = ROOM_BYTES.saturating_sub(scratch) / 8;
         let inside = if net_size > room { 0 } else { 8 * net_size };
         Ok(SeriesOnDevice {
@@ -295,7 +297,7 @@ impl SeriesOnDevice {
             empty_panel: buffers[12].ptr(),
             n_stacks,
             room: room as i32,
-            shared: (inside + 8 * NODES * widths, inside + 8 * NODES * 3 * widest),
+            shared: (inside + 8 * nodes * widths, inside + 8 * nodes * 3 * widest),
             embedding: layout::Embedding {
                 params: network.params.ptr(),
                 trace: buffers[0].ptr(),
@@ -318,7 +320,7 @@ impl SeriesOnDevice {
                 trace_size: trace as i32,
                 n_panels: plan.panels().len() as i32,
                 columns: columns as i32,
-                groups: groups(n_stacks * columns, device.multiprocessors) as i32,
+                groups: groups as i32,
                 scale: 1.0 / model.n_sel() as f64,
                 layers,
             },

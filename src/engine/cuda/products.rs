@@ -420,7 +420,7 @@ mod tests {
         for numbers in ALL {
             for t in tiles(numbers) {
                 let size = numbers.size();
-                for operands in OPERANDS {
+                for operands in OPERANDS.into_iter().filter(|&o| !t.names[o as usize][0].is_empty()) {
                     let bytes = (t.shared(operands, size) + 2048) * t.blocks;
                     assert!(bytes <= 233_472, "{} {operands:?}: {bytes} bytes", t.names[0][0]);
                 }

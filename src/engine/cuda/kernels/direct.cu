@@ -10,7 +10,8 @@
 // Places come in tiles of so many; a group of neighbours with one net begins with a new one.
 #define TILE_PLACES 32
 // Threads of the kernels that work on tiles, and of those that work on atoms.
-#define TILE_THREADS 256
+#define NETS_THREADS 256
+#define ADJOINT_THREADS 512
 #define ATOM_THREADS 512
 // Neighbours of an atom that are brought to shared memory at once.
 #define CHUNK 128
@@ -184,7 +185,7 @@ __device__ __forceinline__ void load_weights(real* memory, const Kept* at, const
         int n_in = e.layers[l].n_in, n = e.layers[l].n_out, ld = pitch(n), size = whole_width(n_in) * ld;
         const double* w = params + e.layers[l].w;
 #pragma unroll 4
-        for (int i = threadIdx.x; i < size; i += TILE_THREADS) {
+        for (int i = threadIdx.x; i < size; i += (int)blockDim.x) {
             int k = i / ld, o = i - k * ld;
             memory[at[l].w + i] = k < n_in && o < n ? (real)w[k * n + o] : real(0);
         }
@@ -200,7 +201,7 @@ template <typename End>
 __device__ __forceinline__ void jet_product(const real* x, const real* x1, int ld, const real* w, int step_k, int step,
                                             int depth, int octets, int rows, End end) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_tiles = rows / 16;
-    for (int task = warp; task < row_tiles * ((octets + 1) / SIDE); task += TILE_THREADS / 32) {
+    for (int task = warp; task < row_tiles * ((octets + 1) / SIDE); task += (int)blockDim.x / 32) {
         int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE;
         bool both = col0 + 8 < 8 * octets;
         real z[SIDE][4] = {}, z1[SIDE][4] = {};
@@ -258,7 +259,7 @@ __device__ __forceinline__ void net_forward(real* memory, const Kept* at, const 
     const Layer& bottom = e.layers[0];
     int n0 = bottom.n_out, w0 = whole_width(n0), ld0 = pitch(n0);
     real* out = memory + at[0].y;
-    for (int i = threadIdx.x; i < rows * w0 && e.n_layers > 1; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i < rows * w0 && e.n_layers > 1; i += (int)blockDim.x) {
         int row = i / w0, o = i - row * w0;
         real y = real(0), y1 = real(0);
         if (o < n0) {
@@ -355,7 +356,7 @@ __device__ __forceinline__ void nets_of_tiles(const Batch& b, const Embedding& e
         if (last) {
             jet_product(x, x1, ldx, memory + at[last].w, pitch(n), 1, whole_width(n_in), whole_width(n) / 8, rows, end);
         } else {
-            for (int i = threadIdx.x; i < rows * n; i += TILE_THREADS) {
+            for (int i = threadIdx.x; i < rows * n; i += (int)blockDim.x) {
                 real w = (real)params[layer.w + i % n];
                 end(i / n, i % n, s[i / n] * w, w);
             }
@@ -363,12 +364,12 @@ __device__ __forceinline__ void nets_of_tiles(const Batch& b, const Embedding& e
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(NETS_THREADS, 2)
     direct_nets(const __grid_constant__ Batch b, const __grid_constant__ Embedding e, const __grid_constant__ Direct d) {
     nets_of_tiles<true>(b, e, d);
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(NETS_THREADS, 2)
     direct_nets_beside(const __grid_constant__ Batch b, const __grid_constant__ Embedding e, const __grid_constant__ Direct d) {
     nets_of_tiles<false>(b, e, d);
 }
@@ -383,7 +384,7 @@ __device__ __forceinline__ void weights_add(double* piece, bool begins, const La
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_in = layer.n_in, n = layer.n_out;
     int ldx = pitch(n_in), ld = pitch(n), inputs = n_in + (layer.b < 0 ? 0 : 1), octets = whole_width(n) / 8;
     int row_tiles = (inputs + 15) / 16;
-    for (int task = warp; task < row_tiles * ((octets + 1) / SIDE); task += TILE_THREADS / 32) {
+    for (int task = warp; task < row_tiles * ((octets + 1) / SIDE); task += (int)blockDim.x / 32) {
         int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE;
         bool both = col0 + 8 < 8 * octets;
         int aside = both ? 8 : 0;
@@ -434,7 +435,7 @@ __device__ __forceinline__ void weights_add(double* piece, bool begins, const La
 // Adds the sums over rows of up to three functions of a row to a piece of the gradient, a warp for each column.
 template <typename Of> __device__ __forceinline__ void columns_add(double* piece, bool begins, int n, int rows, Of of) {
     int lane = threadIdx.x % 32;
-    for (int o = threadIdx.x / 32; o < n; o += TILE_THREADS / 32) {
+    for (int o = threadIdx.x / 32; o < n; o += (int)blockDim.x / 32) {
         double x[3] = {};
         int to[3] = {-1, -1, -1};
         of(o, lane, lane < rows, x, to);
@@ -453,7 +454,7 @@ __device__ __forceinline__ void seed_adjoints(real* g, real* below, const Batch&
     const Layer& layer = e.layers[e.n_layers - 1];
     int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in), ldm = b.ldm, wide = whole_width(n_in);
     int columns = below ? wide : whole_width(n);
-    for (int i = threadIdx.x; i < rows * columns; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i < rows * columns; i += (int)blockDim.x) {
         int r = i / columns, col = i - r * columns;
         u32 row = row_of[r];
         bool is_there = row != ~0u;
@@ -483,7 +484,7 @@ __device__ __forceinline__ void seed_adjoints(real* g, real* below, const Batch&
     }
     // The columns that fill up the last layer.
     int filled = whole_width(n) - n;
-    for (int i = threadIdx.x; i < 2 * rows * filled; i += TILE_THREADS) g[i / filled * ld + n + i % filled] = real(0);
+    for (int i = threadIdx.x; i < 2 * rows * filled; i += (int)blockDim.x) g[i / filled * ld + n + i % filled] = real(0);
 }
 
 // Adds the gradient of <g, G> + <g1, G'> by the parameters to `piece`; layers are there up to the last but one.
@@ -578,7 +579,7 @@ __device__ __forceinline__ void adjoint_of_tiles(const Batch& b, const Embedding
             piece = d.pieces + (size_t)(blockIdx.x + range.group) * e.net_size;
             load_weights(memory, at, e, params);
         }
-        for (int i = threadIdx.x; i < 8 * rows; i += TILE_THREADS) {
+        for (int i = threadIdx.x; i < 8 * rows; i += (int)blockDim.x) {
             u32 row = d.row[place + i / 8];
             seeds[i / 8][i % 8] = row == ~0u ? real(0) : d.seeds[(size_t)place * 8 + i];
             if (i % 8 == 0) row_of[i / 8] = row, s[i / 8] = d.s[place + i / 8];
@@ -591,12 +592,12 @@ __device__ __forceinline__ void adjoint_of_tiles(const Batch& b, const Embedding
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ADJOINT_THREADS, 1)
     direct_adjoint(const __grid_constant__ Batch b, const __grid_constant__ Embedding e, const __grid_constant__ Direct d) {
     adjoint_of_tiles<true>(b, e, d);
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ADJOINT_THREADS, 1)
     direct_adjoint_beside(const __grid_constant__ Batch b, const __grid_constant__ Embedding e,
                           const __grid_constant__ Direct d) {
     adjoint_of_tiles<false>(b, e, d);

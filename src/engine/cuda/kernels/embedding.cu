@@ -4,8 +4,9 @@
 // Kernels that wait for memory say that one block on a multiprocessor is enough: else the compiler spares registers and lets
 // few loads be under way at a time.
 
-// Nodes of one block, and columns that its threads work on at once, two threads for each.
+// Nodes of a group, groups of a block at most, and columns that its threads work on at once, two threads for each.
 #define NODES 2
+#define MOST_NODES (4 * NODES)
 #define COLUMNS 128
 
 enum { TRACE_Y, TRACE_F, TRACE_D, TRACE_DL_Z, TRACE_DL_T, TRACES };
@@ -17,12 +18,12 @@ __device__ __forceinline__ double* trace_of(const Embedding& e, int stack, int l
     return at + (size_t)part * e.columns * e.layers[l].n_out;
 }
 
-// The nodes that a block works on, NODES of them at a time: all of one panel, so of one net.
+// The nodes that a block works on: all of one panel, so of one net.
 struct NodeBlock {
-    int stack, first, end, net;
-    __device__ __forceinline__ NodeBlock(const Embedding& e, int groups) {
-        int each = NODES * groups, blocks = e.columns / each;
-        stack = blockIdx.x / blocks, first = blockIdx.x % blocks * each, end = first + each;
+    int stack, first, count, net;
+    __device__ __forceinline__ NodeBlock(const Embedding& e, int groups) : count(NODES * groups) {
+        int blocks = e.columns / count;
+        stack = blockIdx.x / blocks, first = blockIdx.x % blocks * count;
         net = e.net[stack * e.n_types + e.panels[first / e.terms].type];
     }
 };
@@ -38,36 +39,33 @@ __device__ __forceinline__ const double* near(double* shared, const double* para
 extern "C" __global__ void __launch_bounds__(256, 1) embed_forward(const __grid_constant__ Embedding e, int room) {
     after_previous();
     NodeBlock nodes(e, e.groups);
-    double* first_x = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
+    double* x = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
     const double* params = near((double*)shared_bytes, e.params + (size_t)nodes.net * e.net_size, e.net_size, room);
-    for (int first = nodes.first; first < nodes.end; first += NODES) {
-        double* x = first_x;
-        if (threadIdx.x < NODES) x[threadIdx.x] = e.nodes[first + threadIdx.x];
-        int width = 1;
-        for (int l = 0; l < e.n_layers; l++) {
-            const Layer& layer = e.layers[l];
-            __syncthreads();
-            int n_in = layer.n_in, n = layer.n_out;
-            double* y = x + NODES * width;
-            double* trace_y = trace_of(e, nodes.stack, l, TRACE_Y);
-            double* trace_f = trace_of(e, nodes.stack, l, TRACE_F);
-            double* trace_d = trace_of(e, nodes.stack, l, TRACE_D);
-            for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
-                int r = i / n, o = i % n;
-                double z = layer.b < 0 ? 0.0 : params[layer.b + o];
-                const double* w = params + layer.w + o;
+    int count = nodes.count, first = nodes.first, width = 1;
+    if (threadIdx.x < count) x[threadIdx.x] = e.nodes[first + threadIdx.x];
+    for (int l = 0; l < e.n_layers; l++) {
+        const Layer& layer = e.layers[l];
+        __syncthreads();
+        int n_in = layer.n_in, n = layer.n_out;
+        double* y = x + count * width;
+        double* trace_y = trace_of(e, nodes.stack, l, TRACE_Y);
+        double* trace_f = trace_of(e, nodes.stack, l, TRACE_F);
+        double* trace_d = trace_of(e, nodes.stack, l, TRACE_D);
+        for (int i = threadIdx.x; i < count * n; i += blockDim.x) {
+            int r = i / n, o = i % n;
+            double z = layer.b < 0 ? 0.0 : params[layer.b + o];
+            const double* w = params + layer.w + o;
 #pragma unroll 5
-                for (int k = 0; k < n_in; k++) z = fma(x[r * n_in + k], w[k * n], z);
-                Jet<double> j = jet(layer.activation, z, layer.threshold);
-                double value = (layer.idt < 0 ? 1.0 : params[layer.idt + o]) * j.f;
-                if (layer.shortcut) value += x[r * n_in + o % n_in];
-                y[i] = value;
-                int at = (first + r) * n + o;
-                trace_y[at] = value, trace_f[at] = j.f, trace_d[at] = j.d;
-            }
-            x = y;
-            width = n;
+            for (int k = 0; k < n_in; k++) z = fma(x[r * n_in + k], w[k * n], z);
+            Jet<double> j = jet(layer.activation, z, layer.threshold);
+            double value = (layer.idt < 0 ? 1.0 : params[layer.idt + o]) * j.f;
+            if (layer.shortcut) value += x[r * n_in + o % n_in];
+            y[i] = value;
+            int at = (first + r) * n + o;
+            trace_y[at] = value, trace_f[at] = j.f, trace_d[at] = j.d;
         }
+        x = y;
+        width = n;
     }
 }
 
@@ -77,12 +75,12 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_forward(const __grid_
 
 // sum[r] = sum_k weights[r][k] from[k * ld + m] of one column, every other term on each of two threads; whole on the first
 // of them.
-template <typename F> __device__ __forceinline__ void transform_column(double (&sum)[NODES], double (*halves)[COLUMNS],
+template <int N, typename F> __device__ __forceinline__ void transform_column(double (&sum)[N], double (*halves)[COLUMNS],
                                                                        const double (*weights)[ROOM], const F* from,
                                                                        int ld, int m, bool is_there, int terms) {
     int half = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
 #pragma unroll
-    for (int r = 0; r < NODES; r++) sum[r] = 0;
+    for (int r = 0; r < N; r++) sum[r] = 0;
     for (int k0 = half; is_there && k0 < terms; k0 += 2 * BATCH) {
         F v[BATCH];
 #pragma unroll
@@ -90,14 +88,14 @@ template <typename F> __device__ __forceinline__ void transform_column(double (&
 #pragma unroll
         for (int k = 0; k < BATCH; k++)
 #pragma unroll
-            for (int r = 0; r < NODES; r++) sum[r] = fma(weights[r][k0 + 2 * k], (double)v[k], sum[r]);
+            for (int r = 0; r < N; r++) sum[r] = fma(weights[r][k0 + 2 * k], (double)v[k], sum[r]);
     }
     __syncthreads();
     if (half)
-        for (int r = 0; r < NODES; r++) halves[r][column] = sum[r];
+        for (int r = 0; r < N; r++) halves[r][column] = sum[r];
     __syncthreads();
     if (!half)
-        for (int r = 0; r < NODES; r++) sum[r] += halves[r][column];
+        for (int r = 0; r < N; r++) sum[r] += halves[r][column];
 }
 
 // Coefficients = transform * values at the nodes, and how large the last of them are.
@@ -144,81 +142,81 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_transform(const __gri
 
 // From dL/dcoefficients to dL/dz of every layer, NODES nodes for each block.
 extern "C" __global__ void __launch_bounds__(256, 1) embed_backward(const __grid_constant__ Embedding e, int room) {
-    __shared__ double weights[NODES][ROOM], halves[NODES][COLUMNS];
+    __shared__ double weights[MOST_NODES][ROOM], halves[MOST_NODES][COLUMNS];
     double* shared = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
     NodeBlock nodes(e, e.groups);
-    int terms = e.terms;
+    // The first of these nodes in the whole and in their panel, and where that begins.
+    int count = nodes.count, first = nodes.first, terms = e.terms, term = first % terms, panel = first - term;
+    for (int i = threadIdx.x; i < MOST_NODES * ROOM; i += blockDim.x) {
+        int r = i % MOST_NODES, k = i / MOST_NODES;
+        weights[r][k] = k < terms && r < count ? e.transform[k * terms + term + r] : 0.0;
+    }
     const double* params = near((double*)shared_bytes, e.params + (size_t)nodes.net * e.net_size, e.net_size, room);
-    for (int first = nodes.first; first < nodes.end; first += NODES) {
-        int term = first % terms, panel = first - term;  // the first of these nodes, and that of their panel
+    // f and d of this thread's first element of a layer are loaded one layer ahead.
+    double f_next = 0, d_next = 0;
+    auto look_ahead = [&](int l) {
+        int n = e.layers[l].n_out, i = threadIdx.x;
+        if (i >= count * n) return;
+        f_next = trace_of(e, nodes.stack, l, TRACE_F)[first * n + i];
+        d_next = trace_of(e, nodes.stack, l, TRACE_D)[first * n + i];
+    };
+    look_ahead(e.n_layers - 1);
+    after_previous();
+    int widest = 1;
+    for (int l = 0; l < e.n_layers; l++) widest = max(widest, e.layers[l].n_out);
+    double *dl_y = shared, *dl_z = shared + count * widest, *dl_x = shared + 2 * count * widest;
+    int m1 = e.layers[e.n_layers - 1].n_out;
+    const real* dl_c = e.dl_c + ((size_t)nodes.stack * e.columns + panel) * e.ldm;
+    __syncthreads();
+    for (int m0 = 0; m0 < m1; m0 += COLUMNS) {
+        int m = m0 + threadIdx.x % COLUMNS;
+        double sum[MOST_NODES];
+        transform_column(sum, halves, weights, dl_c, e.ldm, m, m < m1, terms);
+        if (m < m1 && threadIdx.x < COLUMNS)
+#pragma unroll
+            for (int r = 0; r < MOST_NODES; r++)
+                if (r < count) dl_y[r * m1 + m] = sum[r] * e.scale;
+    }
+    for (int l = e.n_layers - 1; l >= 0; l--) {
+        const Layer& layer = e.layers[l];
+        int n_in = layer.n_in, n = layer.n_out;
+        const double* f = trace_of(e, nodes.stack, l, TRACE_F) + first * n;
+        const double* d = trace_of(e, nodes.stack, l, TRACE_D) + first * n;
+        double* trace_z = trace_of(e, nodes.stack, l, TRACE_DL_Z) + first * n;
+        double* trace_t = trace_of(e, nodes.stack, l, TRACE_DL_T) + first * n;
         __syncthreads();
-        for (int i = threadIdx.x; i < NODES * ROOM; i += blockDim.x) {
-            int r = i % NODES, k = i / NODES;
-            weights[r][k] = k < terms ? e.transform[k * terms + term + r] : 0.0;
+        for (int i = threadIdx.x; i < count * n; i += blockDim.x) {
+            bool is_known = i == threadIdx.x;
+            double idt = layer.idt < 0 ? 1.0 : params[layer.idt + i % n];
+            double dl = dl_y[i] * idt * (is_known ? d_next : d[i]);
+            dl_z[i] = dl, trace_z[i] = dl;
+            if (layer.idt >= 0) trace_t[i] = dl_y[i] * (is_known ? f_next : f[i]);
         }
-        // f and d of this thread's first element of a layer are loaded one layer ahead.
-        double f_next = 0, d_next = 0;
-        auto look_ahead = [&](int l) {
-            int n = e.layers[l].n_out, i = threadIdx.x;
-            if (i >= NODES * n) return;
-            f_next = trace_of(e, nodes.stack, l, TRACE_F)[first * n + i], d_next = trace_of(e, nodes.stack, l, TRACE_D)[first * n + i];
-        };
-        look_ahead(e.n_layers - 1);
-        if (first == nodes.first) after_previous();
-        int widest = 1;
-        for (int l = 0; l < e.n_layers; l++) widest = max(widest, e.layers[l].n_out);
-        double *dl_y = shared, *dl_z = shared + NODES * widest, *dl_x = shared + 2 * NODES * widest;
-        int m1 = e.layers[e.n_layers - 1].n_out;
-        const real* dl_c = e.dl_c + ((size_t)nodes.stack * e.columns + panel) * e.ldm;
+        if (!l) break;
+        look_ahead(l - 1);
         __syncthreads();
-        for (int m0 = 0; m0 < m1; m0 += COLUMNS) {
-            int m = m0 + threadIdx.x % COLUMNS;
-            double sum[NODES];
-            transform_column(sum, halves, weights, dl_c, e.ldm, m, m < m1, terms);
-            if (m < m1 && threadIdx.x < COLUMNS)
-                for (int r = 0; r < NODES; r++) dl_y[r * m1 + m] = sum[r] * e.scale;
-        }
-        for (int l = e.n_layers - 1; l >= 0; l--) {
-            const Layer& layer = e.layers[l];
-            int n_in = layer.n_in, n = layer.n_out;
-            const double* f = trace_of(e, nodes.stack, l, TRACE_F) + first * n;
-            const double* d = trace_of(e, nodes.stack, l, TRACE_D) + first * n;
-            double* trace_z = trace_of(e, nodes.stack, l, TRACE_DL_Z) + first * n;
-            double* trace_t = trace_of(e, nodes.stack, l, TRACE_DL_T) + first * n;
-            __syncthreads();
-            for (int i = threadIdx.x; i < NODES * n; i += blockDim.x) {
-                bool is_known = i == threadIdx.x;
-                double idt = layer.idt < 0 ? 1.0 : params[layer.idt + i % n];
-                double dl = dl_y[i] * idt * (is_known ? d_next : d[i]);
-                dl_z[i] = dl, trace_z[i] = dl;
-                if (layer.idt >= 0) trace_t[i] = dl_y[i] * (is_known ? f_next : f[i]);
-            }
-            if (!l) break;
-            look_ahead(l - 1);
-            __syncthreads();
-            // Two neighbouring threads share the columns of an element.
-            int count = 2 * NODES * n_in, half = (n + 1) / 2;
-            for (int i0 = 0; i0 < count; i0 += blockDim.x) {
-                int i = min(i0 + (int)threadIdx.x, count - 1), r = i / 2 / n_in, k = i / 2 % n_in;
-                int start = i % 2 * half, length = i % 2 ? n - half : half;
-                const double *w = params + layer.w + (size_t)k * n + start, *z = dl_z + r * n + start;
-                double sum = 0;
-                // Threads start at different columns, so that they read from different banks.
-                int o = length ? k % length : 0;
+        // Two neighbouring threads share the columns of an element.
+        int elements = 2 * count * n_in, half = (n + 1) / 2;
+        for (int i0 = 0; i0 < elements; i0 += blockDim.x) {
+            int i = min(i0 + (int)threadIdx.x, elements - 1), r = i / 2 / n_in, k = i / 2 % n_in;
+            int start = i % 2 * half, length = i % 2 ? n - half : half;
+            const double *w = params + layer.w + (size_t)k * n + start, *z = dl_z + r * n + start;
+            double sum = 0;
+            // Threads start at different columns, so that they read from different banks.
+            int o = length ? k % length : 0;
 #pragma unroll 8
-                for (int c = 0; c < length; c++) {
-                    sum = fma(z[o], w[o], sum);
-                    o = o + 1 == length ? 0 : o + 1;
-                }
-                sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-                if (layer.shortcut)
-                    for (int o = k; o < n; o += n_in) sum += dl_y[r * n + o];
-                if (i0 + (int)threadIdx.x < count && i % 2 == 0) dl_x[i / 2] = sum;
+            for (int c = 0; c < length; c++) {
+                sum = fma(z[o], w[o], sum);
+                o = o + 1 == length ? 0 : o + 1;
             }
-            double* swap = dl_y;
-            dl_y = dl_x;
-            dl_x = swap;
+            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+            if (layer.shortcut)
+                for (int o = k; o < n; o += n_in) sum += dl_y[r * n + o];
+            if (i0 + (int)threadIdx.x < elements && i % 2 == 0) dl_x[i / 2] = sum;
         }
+        double* swap = dl_y;
+        dl_y = dl_x;
+        dl_x = swap;
     }
 }
 
@@ -263,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_weights(const __grid_
     after_previous();
     double sum = 0;
     if (dl) {
-        constexpr int MANY = 14;
+        constexpr int MANY = 20;
         const double* factor = x ? x : dl;
         for (int r0 = part * (n_nodes / 4), end = r0 + n_nodes / 4; r0 < end; r0 += MANY) {
             double a[MANY], d[MANY];
