@@ -7,7 +7,8 @@
 # Environment: PHALANX_DP (default target/release/dp), THREADS (default 2), ROUNDS (default 3), STEPS of the peers
 # (default 60; Phalanx does ten times as many), BATCH (default 1), PRECISION (float64 or float32, default float64), RCUT
 # (default 6.0) and SEL (default 46,92; a denser system: RCUT=8 SEL=110,220), EMBEDDING and FITTING (layers of the nets, default
-# 25,50,100 and 240,240,240), PEERS (default "tensorflow pytorch").
+# 25,50,100 and 240,240,240), PEERS (default "tensorflow pytorch"), TRAINED (a model of this network after many steps: Phalanx also
+# goes on from that; the time of the peers does not depend on the weights).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 deepmd=${1:?usage: tools/bench_peers.sh DEEPMD_BIN_DIR [DATA_DIR]}
@@ -41,7 +42,7 @@ run_one() {
   write_input "$n" "$folder/input.json"
   local began; began=$(date +%s.%N)
   ( cd "$folder" && OMP_NUM_THREADS=$threads DP_INTRA_OP_PARALLELISM_THREADS=$threads DP_INTER_OP_PARALLELISM_THREADS=1 \
-    /usr/bin/time -f %M -o peak "$@" train input.json > log 2>&1 ) &
+    /usr/bin/time -f %M -o peak "$@" > log 2>&1 ) &
   local job=$! first=""
   # The moment of the first row of the learning curve; then hands off, as two cores are all that there is.
   while [ -z "$first" ] && kill -0 $job 2>/dev/null; do
@@ -57,11 +58,12 @@ run_one() {
 
 echo "water, rcut $rcut A, sel $sel, embedding $embedding, fitting $fitting, $precision, batch $batch, $threads threads, $(nproc) cores"
 for round in $(seq "$rounds"); do
-  run_one phalanx $((steps * 10)) "$ours"
+  run_one phalanx $((steps * 10)) "$ours" train input.json
+  [ -z "${TRAINED:-}" ] || run_one trained $((steps * 10)) "$ours" train input.json --init-frz-model "$(realpath "$TRAINED")"
   for peer in $peers; do
     case $peer in
-      tensorflow) run_one tensorflow "$steps" "$deepmd/dp" --tf ;;
-      pytorch) run_one pytorch "$steps" "$deepmd/dp" --pt ;;
+      tensorflow) run_one tensorflow "$steps" "$deepmd/dp" --tf train input.json ;;
+      pytorch) run_one pytorch "$steps" "$deepmd/dp" --pt train input.json ;;
       *) echo "PEERS: $peer is neither tensorflow nor pytorch" >&2; exit 1 ;;
     esac
   done
@@ -71,6 +73,6 @@ done | tee "$work/all"
 awk '{ if (!($1 in best) || $2 < best[$1]) best[$1] = $2; if (!($1 in first) || $3 < first[$1]) first[$1] = $3
        if ($4 > peak[$1]) peak[$1] = $4 }
      END { printf "%-12s %12s %12s %10s %10s\n", "", "s/step", "first step s", "peak MB", "ratio"
-           n = split("phalanx '"$peers"'", order, " ")
+           n = split("phalanx '"${TRAINED:+trained }$peers"'", order, " ")
            for (k = 1; k <= n; k++) { name = order[k]
              printf "%-12s %12.4f %12.2f %10d %10.1f\n", name, best[name], first[name], peak[name], best[name] / best["phalanx"] } }' "$work/all"
