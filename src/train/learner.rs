@@ -45,7 +45,7 @@ pub struct Turn {
 impl Turn {
     /// Whether it is time to look for what could be cheaper.
     pub fn reconsiders(&self) -> bool {
-        self.step > 0 && self.step % RECONSIDER_EVERY == 0
+        self.step > 0 && self.step.is_multiple_of(RECONSIDER_EVERY)
     }
 }
 

@@ -304,6 +304,7 @@ impl Series {
     }
 
     /// Adds the gradient of all nets to `grad`, given dL/dC `[n_stacks, n_panels, K, M1]` times `1 / scale`.
+    #[allow(clippy::too_many_arguments)]
     pub fn backward_add<T: super::real::Real>(
         &mut self,
         pool: &Pool,

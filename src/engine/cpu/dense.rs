@@ -283,24 +283,36 @@ unsafe fn rows<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize, const 
     let last = cols - (NV - 1) * S::LANES;
     let mut i = 0;
     unsafe {
+        // Whole vectors need no mask, for which sixteen registers have no room.
+        while last == S::LANES && i + MR <= raw.m {
+            tile::<T, S, MR, NV, FETCH, true>(raw, i, j, S::LANES);
+            i += MR;
+        }
         while i + MR <= raw.m {
-            tile::<T, S, MR, NV, FETCH>(raw, i, j, last);
+            tile::<T, S, MR, NV, FETCH, false>(raw, i, j, last);
             i += MR;
         }
         while i + 4 <= raw.m {
-            tile::<T, S, 4, NV, FETCH>(raw, i, j, last);
+            tile::<T, S, 4, NV, FETCH, false>(raw, i, j, last);
             i += 4;
         }
         while i < raw.m {
-            tile::<T, S, 1, NV, FETCH>(raw, i, j, last);
+            tile::<T, S, 1, NV, FETCH, false>(raw, i, j, last);
             i += 1;
         }
     }
 }
 
-/// One tile of C: `MR` rows of `NV` vectors, the last of which holds `last` numbers.
+/// One tile of C: `MR` rows of `NV` vectors, the last of which holds `last` numbers, or as many as the others (`FULL`).
 #[inline(always)]
-unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize, const FETCH: bool>(
+unsafe fn tile<
+    T: Real,
+    S: Simd<T = T>,
+    const MR: usize,
+    const NV: usize,
+    const FETCH: bool,
+    const FULL: bool,
+>(
     raw: Raw<T>,
     i: usize,
     j: usize,
@@ -311,7 +323,7 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize, const 
         let mut sum = [[zero; NV]; MR];
         let a = raw.a.add(i * raw.a_row);
         let b = raw.b.add(j);
-        let full = last == S::LANES;
+        let full = FULL || last == S::LANES;
         // The rows of A for the next tile: a line of one of them is asked for at each turn.
         let next = a.wrapping_add(MR * raw.a_row);
         let next_row = if raw.a_col == 1 { raw.a_row } else { 0 };
@@ -343,7 +355,7 @@ unsafe fn tile<T: Real, S: Simd<T = T>, const MR: usize, const NV: usize, const 
             }
             // Rows of B are far apart, often on different pages, where the hardware does not look ahead.
             let ahead = row.wrapping_add(AHEAD * raw.ldb);
-            for v in 0..NV {
+            for v in (0..NV).step_by(LINE / size_of::<S::V>()) {
                 S::prefetch(ahead.wrapping_add(v * S::LANES));
             }
             // Unless the row starts with a line, it ends in one more.
