@@ -166,7 +166,7 @@ fn frames_beyond_the_budget_stream_through_page_locked_memory() {
 
 #[test]
 fn nets_that_no_series_describes_are_trained_on_the_gpu_and_stay_without_one_after_a_restart() {
-    let says = "the embedding net is not smooth enough for a series of 192 terms: evaluating the net itself";
+    let says = "the embedding net is not smooth enough for a series: evaluating the net itself";
     for (key, value, warns) in [("activation_function", "relu", true), ("embedding", "direct", false)] {
         let place = prepared(|input| input["model"]["descriptor"][key] = json!(value));
         let Some(folder) = fake(&place, &BOTH) else { return };

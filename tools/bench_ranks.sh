@@ -50,7 +50,7 @@ by_hand() {
         local log=/dev/null
         [ "$rank" = 0 ] && log=log.txt
         RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$1 LOCAL_WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-            "$dp" --pt train input.json > $log 2>&1 &
+            "$dp" --pt train input.json --device cpu > $log 2>&1 &
     done
     wait
 }
@@ -60,7 +60,7 @@ apart() {
     local k
     for ((k = 0; k < $1; k++)); do
         mkdir -p "copy$k"
-        (cd "copy$k" && "$dp" --pt train ../input.json > log.txt 2>&1) &
+        (cd "copy$k" && "$dp" --pt train ../input.json --device cpu > log.txt 2>&1) &
     done
     wait
     cat copy*/log.txt > log.txt
@@ -73,13 +73,13 @@ run() {
     (
         cd "$work"
         case $1 in
-            "one rank") "$dp" --pt train input.json > log.txt 2>&1 ;;
+            "one rank") "$dp" --pt train input.json --device cpu > log.txt 2>&1 ;;
             "copies") apart "$n" ;;
             "built-in, by hand") by_hand "$n" ;;
             "built-in, torchrun")
-                torchrun --nproc_per_node="$n" --master_port=$port --no-python "$dp" --pt train input.json > log.txt 2>&1 ;;
-            "Open MPI") "$openmpi" -np "$n" "$dp" --pt train input.json > log.txt 2>&1 ;;
-            "MPICH") "$mpich" -n "$n" "$dp" --pt train input.json > log.txt 2>&1 ;;
+                torchrun --nproc_per_node="$n" --master_port=$port --no-python "$dp" --pt train input.json --device cpu > log.txt 2>&1 ;;
+            "Open MPI") "$openmpi" -np "$n" "$dp" --pt train input.json --device cpu > log.txt 2>&1 ;;
+            "MPICH") "$mpich" -n "$n" "$dp" --pt train input.json --device cpu > log.txt 2>&1 ;;
         esac
     ) || { tail "$work/log.txt" >&2; exit 1; }
     sed -n "s|.* $steps: total wall time = \\([0-9.]*\\) s.*|\\1|p" "$work/log.txt" |
