@@ -81,7 +81,7 @@ impl Wanted<'_> {
     }
 
     /// The time that a step takes for a plan, in units of what a column of Q costs an atom: products with its columns, terms of
-    /// the pairs, and panels that the pairs are sorted into. Fitted to times of the stock network on two cores.
+    /// the pairs, and panels that the pairs are sorted into. From counts of operations; not fitted to times.
     fn cost(&self, plan: &Plan) -> f64 {
         let pairs = self.model.n_sel() as f64;
         plan.columns() as f64 + pairs / 35.0 * plan.terms as f64 + 4.0 * plan.panels().len() as f64

@@ -33,7 +33,8 @@ struct Tiles {
     stages: usize,
     /// Blocks that share a multiprocessor.
     blocks: usize,
-    /// Products of two numbers that a multiprocessor makes in a cycle, as measured.
+    /// Products of two numbers that a multiprocessor makes in a cycle, as measured; those of PANEL are a guess for doubles, and
+    /// keep it from being chosen for floats.
     rate: f64,
 }
 
