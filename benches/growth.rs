@@ -9,6 +9,9 @@ mod case;
 use case::{Case, Nets, Variant};
 use phalanx::engine::cpu::chebyshev::Plan;
 
+#[global_allocator]
+static ALLOCATOR: phalanx::memory::Huge = phalanx::memory::Huge;
+
 fn main() {
     let systems: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let stock = Variant { frames: 4, ..Variant::stock() };

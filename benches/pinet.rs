@@ -9,10 +9,14 @@ use phalanx::engine::pinet::{PinetEngine, PinetFrame, PinetPrediction, PinetSeed
 use phalanx::loss::pinn::{PinnLabels, PinnLoss};
 use phalanx::model::pinet::PinetModel;
 use phalanx::model::pinet::options::{ModelOptions, NetworkKind, PinetOptions, PotentialOptions, Wiring};
+use phalanx::optim::keras_rate::Rate;
 use phalanx::optim::{KerasAdam, KerasAdamOptions};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
+
+#[global_allocator]
+static ALLOCATOR: phalanx::memory::Huge = phalanx::memory::Huge;
 
 /// A frame with random labels.
 struct Sample {
@@ -93,7 +97,7 @@ fn steps_per_second<T: Real>(threads: usize, batch: usize, forces: bool, samples
             engine.evaluate(&mut out, &params, &frames);
             loss.differentiate(&mut seeds, &out, &frames, &labels, &params, step, 0);
             engine.backward(&mut grad, &params, &frames, &seeds);
-            adam.step(&mut params, &mut grad, step);
+            adam.step(&mut params, &grad, Rate::master().at(step), step);
         }
     };
     run(0, 20);

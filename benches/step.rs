@@ -11,6 +11,9 @@ mod case;
 use case::{Case, Nets, Variant, peak};
 use phalanx::engine::cpu::real::Real;
 
+#[global_allocator]
+static ALLOCATOR: phalanx::memory::Huge = phalanx::memory::Huge;
+
 fn main() {
     let systems: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let case = Case::open(&Variant::stock(), &systems);

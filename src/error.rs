@@ -11,6 +11,20 @@ pub struct Error {
     message: String,
     help: Option<String>,
     told_elsewhere: bool,
+    kind: ErrorKind,
+    /// With what the process ends.
+    status: u8,
+}
+
+/// What kind of thing went wrong, for code that decides by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ErrorKind {
+    /// The operating system would not do something with a file.
+    Io(std::io::ErrorKind),
+    /// An input or an argument that cannot be meant.
+    Input,
+    #[default]
+    Other,
 }
 
 /// The result of everything that can fail because of the outside world.
@@ -19,7 +33,27 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with no advice yet.
     pub fn new(message: impl Into<String>) -> Self {
-        Error { message: message.into(), help: None, told_elsewhere: false }
+        Error {
+            message: message.into(),
+            help: None,
+            told_elsewhere: false,
+            kind: ErrorKind::Other,
+            status: 1,
+        }
+    }
+
+    /// The end of a run that a signal asked for. Nothing went wrong and all is said; only the status tells, as shells have it:
+    /// 128 and the number of the signal.
+    pub fn stopped_by(signal: u8) -> Self {
+        Error {
+            status: 128u8.saturating_add(signal),
+            ..Error::new(format!("stopped by signal {signal}")).told_elsewhere()
+        }
+    }
+
+    /// The status of a process that ends with this error.
+    pub fn status(&self) -> u8 {
+        self.status
     }
 
     /// Adds what the user can do about it.
@@ -32,6 +66,17 @@ impl Error {
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
+    }
+
+    /// Says what kind it is of.
+    pub fn of_kind(mut self, kind: ErrorKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// What kind of thing went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
     }
 
     /// Marks an error that another rank tells the user about; this one only has to end.
@@ -88,6 +133,8 @@ pub trait IoContext<T> {
 
 impl<T> IoContext<T> for std::io::Result<T> {
     fn io(self, what: &str, path: &std::path::Path) -> Result<T> {
-        self.map_err(|e| Error::new(format!("{}: cannot {what}: {e}", path.display())))
+        self.map_err(|e| {
+            Error::new(format!("{}: cannot {what}: {e}", path.display())).of_kind(ErrorKind::Io(e.kind()))
+        })
     }
 }

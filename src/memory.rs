@@ -1,10 +1,40 @@
-//! The allocator: large buffers lie on huge pages.
+//! Memory: what there is of it, and the allocator, which puts large buffers on huge pages.
 //!
 //! A step walks matrices whose rows are far apart. With pages of 4 KB nearly every row is on a page of its own, and the
 //! processor spends its time looking up addresses. Linux gives pages of 2 MB to whoever asks for them by `madvise`.
+//!
+//! The programs choose it, not this library: whoever embeds it may have an allocator of their own.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Fails where something would need more memory than this host has to give, before any of it is taken.
+pub fn afford(bytes: u128, what: impl std::fmt::Display) -> crate::Result<()> {
+    match available() {
+        Some(free) if bytes > u128::from(free) => {
+            let gb = |bytes: f64| bytes / 1e9;
+            Err(crate::err!(
+                "{what} would need {:.1} GB of memory; {:.1} GB are free",
+                gb(bytes as f64),
+                gb(free as f64)
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that a process may still take: what the system has, swap included, and what its group may have. None where the
+/// system does not tell.
+fn available() -> Option<u64> {
+    let table = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kilobytes = |name: &str| -> Option<u64> {
+        table.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
+    };
+    let free = 1024 * (kilobytes("MemAvailable:")? + kilobytes("SwapFree:").unwrap_or(0));
+    let limit =
+        std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
+    Some(free.min(limit.unwrap_or(u64::MAX)))
+}
 
 /// A huge page.
 const PAGE: usize = 2 << 20;
@@ -90,6 +120,13 @@ unsafe impl GlobalAlloc for Huge {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn what_no_host_has_is_refused_with_the_sizes() {
+        super::afford(1 << 20, "a megabyte").unwrap();
+        let error = super::afford(u128::MAX, "model.fitting_net.neuron: so wide a network").unwrap_err();
+        assert!(error.message().contains("neuron: so wide a network would need "), "{error}");
+    }
+
     #[test]
     fn buffers_keep_what_they_hold_while_they_grow_and_shrink_across_the_size_of_a_page() {
         let mut x: Vec<u64> = Vec::new();

@@ -10,10 +10,13 @@ use phalanx::loss::EnerLoss;
 use phalanx::memory::count_requests;
 use phalanx::model::dp::Dp;
 use phalanx::model::dp::statistics::Sums;
-use phalanx::optim::Adam;
+use phalanx::optim::{Adam, AdamOptions};
 use phalanx::train::input::Input;
 use std::path::Path;
 use std::sync::Arc;
+
+#[global_allocator]
+static ALLOCATOR: phalanx::memory::Huge = phalanx::memory::Huge;
 
 /// Steps that may pass until every thread has had the largest task of each kind.
 const WARM_UP: usize = 60;
@@ -39,7 +42,8 @@ fn requests<T: Real>(batch: usize) -> Vec<[u64; 2]> {
     let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
     let prepared: Vec<_> = prepared.iter().collect();
     let loss = EnerLoss::new(input.loss.clone(), 1e-3);
-    let mut adam = Adam::new(input.optimizer.clone(), model.trainable(), params.len()).on(engine.pool());
+    let options = *input.optimizer.options::<AdamOptions>().unwrap();
+    let mut adam = Adam::new(options, model.trainable(), params.len()).on(engine.pool());
     let (mut out, mut seeds, mut grad) = (Prediction::default(), Seeds::default(), vec![0.0; params.len()]);
     (0..WARM_UP as u64)
         .map(|step| {

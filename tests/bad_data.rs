@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{ATOMS, Place, npy, npy_of, small_input};
+use common::{ATOMS, Place, npy, npy_of, skip, small_input};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -259,7 +259,7 @@ const CASES: &[Broken] = &[
     Broken {
         name: "system absent",
         breaks: |_, i| i["training"]["training_data"]["systems"] = json!(["trian"]),
-        says: "error: trian: no such system\n  help: relative paths start at the folder that dp was started in",
+        says: "error: trian: no such system\n  help: did you mean `train`? relative paths start at the folder that dp was started in",
     },
     Broken {
         name: "second system absent",
@@ -391,8 +391,7 @@ fn a_file_that_may_not_be_read_is_named() {
     let file = place.path("train/set.000/force.npy");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o000)).unwrap();
     if std::fs::read(&file).is_ok() {
-        println!("skipped: this user may read everything");
-        return;
+        return skip("this user may read everything");
     }
     place.input("input.json", &small_input(10, 10));
     place.dp("train input.json").fails(&["train/set.000/force.npy", "denied"]);

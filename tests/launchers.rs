@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Job, OPEN_MPI, answers, find, free_port, gone};
+use common::{Job, answers, find, for_open_mpi, free_port, gone, skip};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -185,7 +185,7 @@ const CASES: &[Case] = &[
         name: "Open MPI's mpirun",
         programs: &["mpirun.openmpi", "orterun"],
         args: "-np {n}",
-        env: OPEN_MPI,
+        env: &[],
         engine: ", shared memory",
     },
     Case {
@@ -270,14 +270,14 @@ const CASES: &[Case] = &[
 ];
 
 impl Case {
-    /// The command for `n` ranks, or `None` with a printed line if the launcher is not installed.
+    /// The command for `n` ranks, or `None`, skipped by name, if the launcher is not installed.
     fn command(&self, n: usize, task: &str) -> Option<Command> {
         let Some(program) = self.programs.iter().find_map(|name| find(name)) else {
-            println!("skipped: {} is not installed ({})", self.name, self.programs.join(", "));
+            skip(format!("{} is not installed ({})", self.name, self.programs.join(", ")));
             return None;
         };
         if program.ends_with("srun") && !answers(&program) {
-            println!("skipped: {}: no Slurm controller answers", self.name);
+            skip(format!("{}: no Slurm controller answers", self.name));
             return None;
         }
         let mut command = Command::new(program);
@@ -285,7 +285,9 @@ impl Case {
         command.args(args.split_whitespace());
         command.arg(std::env::current_exe().unwrap()).args(["--exact", "child_entry", "--nocapture"]);
         command.env(TASK, task).env("PHALANX_COMM_LIMIT", "3").env("PHALANX_COMM_WARN", "1");
-        command.envs(OPEN_MPI.iter().copied()).envs(self.env.iter().copied());
+        command.env("XDG_CONFIG_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/settings"));
+        for_open_mpi(&mut command);
+        command.envs(self.env.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Some(command)
     }
@@ -426,7 +428,7 @@ fn the_wrong_mpi_library_is_refused() {
     let library = "libmpich.so.12";
     // SAFETY: only asks whether the loader finds it.
     if unsafe { libloading::Library::new(library) }.is_err() {
-        println!("skipped: {library} is not installed");
+        skip(format!("{library} is not installed"));
         return;
     }
     let Some(mut command) = case.command(2, "sum") else { return };

@@ -1,8 +1,11 @@
 //! Model files of DeePMD-kit: the small ones of this project, and the reference cases where they are at hand.
 
+mod common;
+
+use common::skip;
 use phalanx::export::{deepmd, read_model, read_model_tree, write_model};
 use phalanx::model::activation::Activation;
-use phalanx::model::dp::options::{DescriptorOptions, Precision, Sel};
+use phalanx::model::dp::options::{Form, Precision, Sel};
 use phalanx::model::dp::spec::{DpModel, Net};
 use std::path::{Path, PathBuf};
 
@@ -10,12 +13,12 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// The reference cases, or `None` with a line that says so.
-fn oracle_cases(test: &str) -> Option<Vec<PathBuf>> {
+/// The reference cases, or `None`, skipped by name.
+fn oracle_cases() -> Option<Vec<PathBuf>> {
     let folder = std::env::var_os("PHALANX_ORACLE")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/oracle"), PathBuf::from);
     let Ok(entries) = std::fs::read_dir(&folder) else {
-        println!("skipped {test}: {} is absent", folder.display());
+        skip(format!("{} is absent", folder.display()));
         return None;
     };
     let mut cases: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -64,9 +67,10 @@ fn a_float64_model_by_deepmd_kit_has_the_known_numbers_in_both_formats() {
     for extension in ["dp", "yaml"] {
         let model = read_model(&golden(&format!("one_side_f64.{extension}"))).unwrap();
         check_golden("one_side_f64", &model);
-        let DescriptorOptions::SeE2A(descriptor) = &model.options.descriptor;
+        let descriptor = &model.options.descriptor;
         assert_eq!(descriptor.sel, Sel::Fixed(vec![3, 4]));
-        assert_eq!((descriptor.rcut, descriptor.rcut_smth, descriptor.axis_neuron), (4.0, 0.5, 2));
+        assert_eq!((descriptor.rcut, descriptor.rcut_smth), (4.0, 0.5));
+        assert_eq!(descriptor.form(), Form::Directions { axis: 2 });
         assert_eq!((descriptor.precision, descriptor.seed), (Precision::Float64, Some(1)));
         assert!(descriptor.type_one_side && descriptor.trainable && !descriptor.resnet_dt);
         let fitting = &model.options.fitting;
@@ -82,7 +86,7 @@ fn a_float32_model_by_deepmd_kit_has_the_known_numbers_in_both_formats() {
     for extension in ["dp", "yaml"] {
         let model = read_model(&golden(&format!("two_side_f32.{extension}"))).unwrap();
         check_golden("two_side_f32", &model);
-        let DescriptorOptions::SeE2A(descriptor) = &model.options.descriptor;
+        let descriptor = &model.options.descriptor;
         assert_eq!(descriptor.activation, Activation::Silut { threshold: 3.5 });
         assert_eq!(descriptor.exclude_types, [(0, 1)]);
         assert_eq!((descriptor.precision, descriptor.env_protection), (Precision::Float32, 1e-6));
@@ -109,7 +113,7 @@ fn both_formats_of_a_model_by_deepmd_kit_are_the_same_model() {
 
 #[test]
 fn reference_models_read_and_come_back_or_say_what_is_not_supported() {
-    let Some(cases) = oracle_cases("reference models") else { return };
+    let Some(cases) = oracle_cases() else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut read = 0;
     for case in cases {
@@ -125,7 +129,7 @@ fn reference_models_read_and_come_back_or_say_what_is_not_supported() {
             Err(e) => {
                 let name = case.file_name().unwrap().to_string_lossy().to_string();
                 println!("{name}: {}", e.message());
-                let expected = ["hybrid", "se_atten", "se_e2_r", "se_e3"];
+                let expected = ["hybrid", "se_atten", "se_e3"];
                 assert!(
                     expected.contains(&name.as_str()) && e.message().contains("is not supported yet"),
                     "{e}"
@@ -139,7 +143,7 @@ fn reference_models_read_and_come_back_or_say_what_is_not_supported() {
 /// A model of so many types, one net for each pair: its JSON is far beyond what fits into an HDF5 header.
 fn many_types(n_types: usize) -> DpModel {
     let mut model = read_model(&golden("one_side_f64.dp")).unwrap();
-    let DescriptorOptions::SeE2A(descriptor) = &mut model.options.descriptor;
+    let descriptor = &mut model.options.descriptor;
     descriptor.sel = Sel::Fixed(vec![2; n_types]);
     descriptor.type_one_side = false;
     model.options.type_map = (0..n_types).map(|i| format!("X{i}")).collect();
@@ -175,8 +179,9 @@ fn a_model_of_sixty_types_comes_back() {
 fn models_are_written_again_for_the_interop_script() {
     let (Ok(inputs), Ok(out)) = (std::env::var("PHALANX_INTEROP_IN"), std::env::var("PHALANX_INTEROP_OUT"))
     else {
-        println!("skipped: PHALANX_INTEROP_IN and PHALANX_INTEROP_OUT are not set");
-        return;
+        return skip(
+            "PHALANX_INTEROP_IN and PHALANX_INTEROP_OUT are not set (tools/check_deepmd_interop.sh sets them)",
+        );
     };
     write_model(&Path::new(&out).join("many_types.dp"), &many_types(60)).unwrap();
     for input in inputs.split(':').map(Path::new) {

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Job, OPEN_MPI, can_run_kernels, find, free_port, stand_ins};
+use common::pinn::{small, structures};
+use common::{Job, can_run_kernels, find, for_open_mpi, free_port, skip, stand_ins};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -33,7 +34,8 @@ impl Place {
             command.arg(env!("CARGO_BIN_EXE_pinn"));
         }
         command.args(args.split_whitespace()).current_dir(self.0.path());
-        command.envs(OPEN_MPI.iter().copied()).env("OMP_NUM_THREADS", "1");
+        for_open_mpi(&mut command);
+        command.env("OMP_NUM_THREADS", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -65,13 +67,10 @@ impl Place {
         jobs.into_iter().map(ended).collect()
     }
 
-    /// Parameters and both moments of a model's newest checkpoint.
+    /// Parameters and the state of the optimiser of a model's newest checkpoint.
     fn arrays(&self, model: &str) -> Vec<f64> {
         let saved = phalanx::checkpoint::load(&self.path(model)).unwrap_or_else(|e| panic!("{e}"));
-        ["params", "first_moment", "second_moment"]
-            .iter()
-            .flat_map(|name| saved.f64s(name).unwrap().to_vec())
-            .collect()
+        saved.into_numbers().concat()
     }
 }
 
@@ -95,40 +94,6 @@ fn bad(job: &Job, texts: &[&str]) {
         assert!(said.contains(text), "{text:?} in: {said}");
     }
     assert!(!said.contains("panicked"), "{said}");
-}
-
-fn params(network: &str, model: &str, rate: f64, more: &str) -> String {
-    format!(
-        "model_dir: model\nprecision: float64\nseed: 3\n{more}\nmodel:\n  name: potential_model\n  params: {{use_force: true, {model}}}\n\
-         network:\n  name: PiNet\n  params: {{atom_types: [1, 8], depth: 2, rc: 3.0, {network}}}\n\
-         optimizer:\n  class_name: Adam\n  config: {{learning_rate: {rate}}}\n"
-    )
-}
-
-fn small(rate: f64) -> String {
-    params("pp_nodes: [6], pi_nodes: [6], ii_nodes: [6], out_nodes: [6]", "", rate, "")
-}
-
-/// Extended xyz: a box of six atoms that are held by springs, with energies and forces to match.
-fn structures(n: usize, seed: usize) -> String {
-    let mut noise = common::Noise(seed as u64 + 17);
-    let mut text = String::new();
-    let home: Vec<[f64; 3]> =
-        (0..6).map(|a| [(a % 2) as f64 * 2.0, (a / 2) as f64 * 1.6, (a % 3) as f64]).collect();
-    for _ in 0..n {
-        let moved: Vec<Vec<f64>> = (0..6).map(|_| noise.fill(3, 0.2)).collect();
-        let energy: f64 = moved.iter().flatten().map(|x| 0.5 * 3.0 * x * x).sum();
-        text += &format!(
-            "6\nLattice=\"5 0 0 0 5 0 0 0 5\" Properties=species:S:1:pos:R:3:forces:R:3 energy={energy} pbc=\"T T T\"\n"
-        );
-        for (a, (home, moved)) in home.iter().zip(&moved).enumerate() {
-            text += if a % 3 == 0 { "O" } else { "H" };
-            (0..3).for_each(|k| text += &format!(" {}", home[k] + moved[k]));
-            (0..3).for_each(|k| text += &format!(" {}", -3.0 * moved[k]));
-            text += "\n";
-        }
-    }
-    text
 }
 
 /// The rows of `eval.log`: step and values.
@@ -248,7 +213,7 @@ fn launchers_start_one_job() {
         ("torchrun", "--nproc_per_node=2 --master_port={port} --no-python"),
     ] {
         let Some(found) = find(program) else {
-            println!("skipped: {program} is not installed");
+            skip(format!("{program} is not installed"));
             continue;
         };
         let place = Place::new(&small(1e-3));

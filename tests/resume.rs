@@ -61,6 +61,12 @@ fn variants() -> Vec<(&'static str, Change)> {
             input["optimizer"] = json!({"type": "AdamW", "weight_decay": 0.01});
             input["training"]["gradient_max_norm"] = json!(1.0);
         }),
+        ("hybrid_muon", |input| {
+            input["optimizer"] = json!({"type": "HybridMuon"});
+            input["training"]["gradient_max_norm"] = json!(1.0);
+        }),
+        ("ada_muon", |input| input["optimizer"] = json!({"type": "AdaMuon"})),
+        ("lkf", |input| input["optimizer"] = json!({"type": "LKF", "kf_blocksize": 100})),
         ("relu_auto_sel", |input| {
             input["model"]["descriptor"]["activation_function"] = json!("relu");
             input["model"]["descriptor"]["sel"] = json!("auto");
@@ -132,14 +138,21 @@ fn a_run_that_was_asked_to_stop_continues_to_the_bit() {
         let child = parts.start("train input.json");
         wait_for(&parts, "lcurve.out", |text| text.lines().count() > 3);
         signal(&child, "-TERM");
-        let ended = wait(child).succeeds();
+        let ended = wait(child);
+        assert_eq!(ended.code, Some(143), "{}", ended.stderr);
         assert!(
-            ended.stderr.contains("Stopped by SIGTERM. To continue: dp train --restart model.ckpt"),
+            ended
+                .stderr
+                .contains("Stopped by SIGTERM. To continue: dp train --restart model.ckpt input.json"),
             "{}",
             ended.stderr
         );
         let stopped = checkpoint::load(&parts.path("model.ckpt")).unwrap().header["step"].as_u64().unwrap();
         assert!(stopped > 50 && stopped < 3000, "{name}: stopped at {stopped}");
+        if let Some((before, _)) = ended.stderr.split_once(" batches excluded") {
+            let excluded: u64 = before.rsplit('(').next().unwrap().parse().unwrap();
+            assert!(excluded < stopped, "{name}: {excluded} of {stopped} batches excluded");
+        }
         parts.dp("train input.json --restart model.ckpt").succeeds();
         whole.dp("train input.json").succeeds();
         assert_eq!(parts.text("lcurve.out"), whole.text("lcurve.out"), "{name}, stopped at {stopped}");
@@ -296,6 +309,134 @@ fn another_model_section_is_refused_and_nothing_is_overwritten() {
     assert!(before == after, "a refused run wrote something");
 }
 
+/// Full validations of the parameters and of their running mean, every six steps.
+fn with_validations(steps: u64) -> Value {
+    let mut input = small_input(steps, 10);
+    let training = &mut input["training"];
+    training["validation_data"] = json!({"systems": ["valid"], "batch_size": 1});
+    (training["enable_ema"], training["ema_decay"]) = (json!(true), json!(0.8));
+    input["validating"] = json!({
+        "full_validation": true, "ema_full_validation": true, "validation_freq": 6, "full_val_start": 0,
+        "validation_metric": "f:rmse", "max_best_ckpt": 2, "save_best_dir": "best"
+    });
+    input
+}
+
+#[test]
+fn full_validations_and_the_running_mean_continue_to_the_bit() {
+    let (whole, parts) = (Place::with_data(), Place::with_data());
+    whole.input("input.json", &with_validations(40));
+    whole.dp("train input.json").succeeds();
+    parts.input("input.json", &with_validations(20));
+    parts.dp("train input.json").succeeds();
+    parts.input("input.json", &with_validations(40));
+    parts.dp("train input.json --restart model.ckpt").succeeds();
+    let best = |place: &Place| {
+        let entries = std::fs::read_dir(place.path("best")).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(best(&parts), best(&whole));
+    assert_eq!(best(&whole).len(), 4, "{:?}", best(&whole));
+    for log in ["val.log", "val_ema.log"] {
+        assert_eq!(parts.text(log), whole.text(log));
+        let rows: Vec<Vec<f64>> = whole
+            .text(log)
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.split_whitespace().map(|x| x.parse().unwrap_or(f64::NAN)).collect())
+            .collect();
+        assert_eq!(rows.iter().map(|row| row[0]).collect::<Vec<_>>(), [6.0, 12.0, 18.0, 24.0, 30.0, 36.0]);
+        let least = rows.iter().min_by(|a, b| a[4].total_cmp(&b[4])).unwrap()[0];
+        let prefix = if log == "val.log" { "best.ckpt" } else { "best_ema.ckpt" };
+        assert!(best(&whole).contains(&format!("{prefix}-{least}.t-1.phx")), "{:?}", best(&whole));
+    }
+    for name in ["model.ckpt", "model_ema.ckpt"] {
+        same_state(&parts.path(name), &whole.path(name));
+    }
+    let header =
+        |place: &Place| checkpoint::load(&place.path("model.ckpt")).unwrap().header["validation"].clone();
+    assert_eq!(header(&parts), header(&whole));
+    assert_eq!(
+        whole.text("checkpoint").trim(),
+        "model.ckpt-40.phx",
+        "a run goes on from there, not from the mean"
+    );
+    let mean = |name: &str| checkpoint::load(&whole.path(name)).unwrap().f64s("params").unwrap().to_vec();
+    assert_ne!(mean("model_ema.ckpt"), mean("model.ckpt"));
+    whole.dp("freeze -c model_ema.ckpt-40.phx -o mean.dp").succeeds();
+    whole.dp("test -m mean.dp -s valid").succeeds();
+    // What the log says of all frames, in meV, is what `dp test` says.
+    for (model, log) in [("model.ckpt-30.phx", "val.log"), ("model_ema.ckpt-30.phx", "val_ema.log")] {
+        let tested = whole.dp(&format!("test -m {model} -s valid -n 1000")).succeeds();
+        let text = whole.text(log);
+        let row: Vec<&str> =
+            text.lines().find(|line| line.trim().starts_with("30 ")).unwrap().split_whitespace().collect();
+        for (label, column) in
+            [("Energy MAE/Natoms", 1), ("Energy RMSE/Natoms", 2), ("Force  MAE ", 3), ("Force  RMSE ", 4)]
+        {
+            let line = tested
+                .stderr
+                .lines()
+                .find(|line| line.contains(label))
+                .unwrap_or_else(|| panic!("{}", tested.stderr));
+            let number = line.rsplit(": ").next().unwrap().split_whitespace().next().unwrap();
+            let (want, found) =
+                (1000.0 * number.parse::<f64>().unwrap(), row[column].parse::<f64>().unwrap());
+            assert!((want - found).abs() <= 1e-4 * want, "{model}: {label} {want}, {log} {found}");
+        }
+    }
+}
+
+#[test]
+fn a_part_of_all_checkpoints_is_kept() {
+    let place = Place::with_data();
+    let mut input = small_input(40, 5);
+    input["training"]["ckpt_keep_ratio"] = json!(0.3);
+    place.input("input.json", &input);
+    place.dp("train input.json").succeeds();
+    let kept: Vec<bool> =
+        [25, 30, 35, 40].map(|step| place.path(&format!("model.ckpt-{step}.phx")).exists()).to_vec();
+    assert_eq!(kept, [false, true, true, true], "three of eight");
+}
+
+#[test]
+fn a_checkpoint_of_another_optimiser_is_refused_and_nothing_is_overwritten() {
+    let place = Place::with_data();
+    let mut input = small_input(20, 10);
+    place.input("input.json", &input);
+    place.dp("train input.json").succeeds();
+    let before = place.read("model.ckpt-20.phx");
+    input["training"]["numb_steps"] = json!(40);
+    for optimizer in [json!({"type": "HybridMuon"}), json!({"type": "LKF", "kf_blocksize": 100})] {
+        input["optimizer"] = optimizer;
+        place.input("input.json", &input);
+        let ended = place.dp("train input.json --restart model.ckpt");
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        assert!(ended.stderr.contains("begun with another optimizer"), "{}", ended.stderr);
+        assert_eq!(place.read("model.ckpt-20.phx"), before);
+    }
+    place.dp("train input.json --init-model model.ckpt").succeeds();
+}
+
+#[test]
+fn covariances_that_do_not_fit_into_memory_are_refused_before_they_are_made() {
+    let place = Place::with_data();
+    let mut input = small_input(20, 10);
+    input["model"]["fitting_net"]["neuron"] = json!([1500, 1500]);
+    input["optimizer"] = json!({"type": "LKF", "kf_blocksize": 1_000_000_000});
+    place.input("input.json", &input);
+    let ended = place.dp("train input.json --skip-neighbor-stat");
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("covariances of LKF") && ended.stderr.contains("kf_blocksize"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!place.path("lcurve.out").exists() && !place.path("model.ckpt.phx").exists());
+}
+
 #[test]
 fn a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_offered() {
     let place = Place::with_data();
@@ -376,4 +517,47 @@ fn killed_at_any_moment_the_run_has_a_checkpoint_and_goes_on() {
     is_whole(&place.text("lcurve.out"), STEPS);
     assert_eq!(place.text("lcurve.out"), whole.text("lcurve.out"));
     same_state(&place.path("model.ckpt"), &whole.path("model.ckpt"));
+}
+
+// --------------------------------------------------------------------------------------- checkpoints of earlier days
+
+/// Runs a program where `examples` is a folder, with arithmetic that is the same on every machine.
+fn portable(program: &str, folder: &Path, args: &str) {
+    std::os::unix::fs::symlink(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("examples"),
+        folder.join("examples"),
+    )
+    .unwrap();
+    let mut command = Command::new(program);
+    command.args(args.split_whitespace()).current_dir(folder);
+    command.env("PHALANX_ISA", "portable").env("OMP_NUM_THREADS", "1");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn checkpoints_of_earlier_days_continue_to_the_same_bits() {
+    let golden =
+        |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/checkpoints").join(name);
+    let arrays = |path: &Path| checkpoint::load(path).unwrap_or_else(|e| panic!("{e}")).arrays;
+
+    let folder = tempfile::tempdir().unwrap();
+    let args =
+        format!("train --restart {} {}", golden("dp-10.phx").display(), golden("input.json").display());
+    portable(env!("CARGO_BIN_EXE_dp"), folder.path(), &args);
+    let end = arrays(&folder.path().join("model.ckpt-20.phx"));
+    assert_eq!(end, arrays(&golden("dp-20.phx")));
+    assert_ne!(end, arrays(&golden("dp-10.phx")));
+
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("model")).unwrap();
+    std::fs::copy(golden("pinn-10.phx"), folder.path().join("model/model.ckpt-10.phx")).unwrap();
+    let args = format!(
+        "train {} -t examples/pinn/train.yml -e examples/pinn/eval.yml -b 2 --train-steps 20 --ckpt-every 10",
+        golden("params.yml").display()
+    );
+    portable(env!("CARGO_BIN_EXE_pinn"), folder.path(), &args);
+    let end = arrays(&folder.path().join("model/model.ckpt-20.phx"));
+    assert_eq!(end, arrays(&golden("pinn-20.phx")));
+    assert_ne!(end, arrays(&golden("pinn-10.phx")));
 }

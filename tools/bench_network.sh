@@ -7,7 +7,7 @@
 #   -g GIGABITS   bandwidth of the cable in Gb/s; may be repeated (default 0.5 1 2 4, and no limit)
 #
 # The exchanges are those of a gradient of 1.0 M float64 numbers; beside each time stands what the model of
-# docs/parallel-training.md expects of that bandwidth: every host sends half of the gradient and half of the parameters.
+# docs/notebook/ranks.md expects of that bandwidth: every host sends half of the gradient and half of the parameters.
 # $PHALANX_LAUNCHERS is the test program whose ranks do it (default: the newest of `cargo test --release --test launchers`).
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -83,14 +83,23 @@ run() {
         esac
     ) || { tail "$work/log.txt" >&2; exit 1; }
     sed -n "s|.* $steps: total wall time = \\([0-9.]*\\) s.*|\\1|p" "$work/log.txt" |
-        awk -v steps=$((steps / 2)) '{ sum += $1; n++ } END { if (!n) exit 1; printf "%.8f\n", sum / n / steps }' ||
+        awk -v steps=$((steps / 2)) -v slowest="$work/slowest" '{ sum += $1; n++; if ($1 > most) most = $1 }
+            END { if (!n) exit 1; printf "%.8f\n", sum / n / steps; printf "%.8f\n", most / steps > slowest }' ||
         { tail "$work/log.txt" >&2; exit 1; }
 }
 
-# measure NAME RANKS: one turn; the best time of all turns is in `best`.
+# measure NAME RANKS: one turn; the best time of all turns is in `best`. Ranks wait for the slowest of them, copies do not:
+# where the cores of a machine are not alike, the slowest copy says what ranks could reach.
 measure() {
     local seconds key="$1 $2"
     seconds=$(run "$1" "$2")
+    [ "$1" = copies ] && keep "slowest copy $2" "$(cat "$work/slowest")"
+    keep "$key" "$seconds"
+}
+
+# keep KEY SECONDS
+keep() {
+    local key=$1 seconds=$2
     echo "  $key: $(awk -v s="$seconds" 'BEGIN { printf "%.2f", 1000 * s }') ms a step" >&2
     if [ -z "${best[$key]:-}" ] || [ "$(awk -v a="$seconds" -v b="${best[$key]}" 'BEGIN { print (a < b) }')" = 1 ]; then
         best[$key]=$seconds
@@ -130,7 +139,10 @@ fi
 echo "|---|---|---|---|---|---|"
 [ "$copies" = no ] && row "one rank" 1 "${best[one rank 1]}" 1
 for n in ${ranks//,/ }; do
-    [ "$copies" = yes ] && row "copies" "$n" "${best[copies $n]}" 1
+    if [ "$copies" = yes ]; then
+        row "copies" "$n" "${best[copies $n]}" 1
+        row "slowest copy" "$n" "${best[slowest copy $n]}" "$(over "${best[copies $n]}" "${best[slowest copy $n]}" 1)"
+    fi
     for name in "${engines[@]}"; do
         if [ "$copies" = yes ]; then factor=$(over "${best[copies $n]}" "${best[$name $n]}" 1); else
             factor=$(over "${best[one rank 1]}" "${best[$name $n]}" "$n")

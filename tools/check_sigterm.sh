@@ -64,7 +64,7 @@ for entry in "$@"; do
     cp "$work/input.json" "$folder/"
     cd "$folder" || exit 1
     # shellcheck disable=SC2086 # words
-    setsid $line "$work/rank" "$dp" --pt train -m workers -l train.log input.json > log.txt 2>&1 &
+    setsid $line "$work/rank" "$dp" --pt train -m workers -l train.log --zero-on-stop input.json > log.txt 2>&1 &
     launcher=$!
     for _ in $(seq 300); do
         [ -e lcurve.out ] && grep -q "^ *20 " lcurve.out && break

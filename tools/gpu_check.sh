@@ -124,7 +124,7 @@ say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/n
 for section in $sections; do
     case $section in
     unit)
-        "$bin/unit" engine::cuda::tests --test-threads=1 >"$out/unit.log" 2>&1
+        "$bin/unit" engine::cuda::tests engine::cuda::evaluate --test-threads=1 >"$out/unit.log" 2>&1
         result "$section" $? "$(grep 'test result' "$out/unit.log")"
         ;;
     oracle)

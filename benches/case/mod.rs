@@ -13,11 +13,11 @@ use phalanx::launch::threads::{Threads, available_cores};
 use phalanx::loss::EnerLoss;
 use phalanx::model::dp::Dp;
 use phalanx::model::dp::geometry::Geometry;
-use phalanx::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
+use phalanx::model::dp::options::{ModelOptions, Sel};
 use phalanx::model::dp::statistics::Sums;
 use phalanx::neighbor::NeighborList;
 use phalanx::neighbor::stat::NeighborStat;
-use phalanx::optim::Adam;
+use phalanx::optim::{Adam, AdamOptions};
 use phalanx::train::input::Input;
 use std::path::Path;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl Variant {
     }
 
     fn apply(&self, model: &mut ModelOptions) {
-        let DescriptorOptions::SeE2A(se) = &mut model.descriptor;
+        let se = &mut model.descriptor;
         (se.rcut, se.sel, se.neuron) = (self.rcut, Sel::Fixed(self.sel.clone()), self.embedding.clone());
         model.fitting.neuron = self.fitting.clone();
         let trainable = model.fitting.trainable[0];
@@ -251,7 +251,8 @@ impl Case {
         let prepare = engine.preparer();
         let prepared: Vec<_> = self.frames.iter().map(|f| prepare(f).expect("geometry")).collect();
         let loss = EnerLoss::new(self.input.loss.clone(), 1e-3);
-        let adam = Adam::new(self.input.optimizer.clone(), self.model.trainable(), params.len());
+        let options = *self.input.optimizer.options::<AdamOptions>().expect("Adam");
+        let adam = Adam::new(options, self.model.trainable(), params.len());
         let mut adam = adam.on(engine.pool()).in_single(engine.is_single());
         let (mut out, mut seeds, mut grad) =
             (Prediction::default(), Seeds::default(), vec![0.0; params.len()]);
@@ -267,7 +268,7 @@ impl Case {
             // As a trainer of one rank does it: the update is part of the pass that makes the gradient.
             let ready = engine.backward_but_pieces(&mut grad, &params, &inputs, &seeds).expect("pieces");
             // SAFETY: the engine gives out every piece once, and what is ready is not among them.
-            let pieces = unsafe { adam.by_pieces(&mut params, 1e-4, step as u64) };
+            let pieces = unsafe { adam.pieces(&mut params, 1e-4, step as u64) };
             engine.hand_out(&pieces);
             pieces.take(ready.start, Piece::Double(&grad[ready]));
             times.push(t.elapsed().as_secs_f64());
@@ -291,7 +292,7 @@ impl Case {
     /// counted as it is computed, without the mirrored part of the descriptor.
     pub fn flops(&self, batch: usize, plan: Option<&Plan>) -> f64 {
         let n = self.frames[0].n_atoms() as f64;
-        let (m1, m2) = (self.model.n_embed(), self.model.descriptor().axis_neuron);
+        let (m1, m2) = (self.model.n_embed(), self.model.descriptor().form().square());
         let layers = &self.model.fitting[0].layers;
         let mirrored = m2 * (m2 - 1) / 2 * layers[0].n_out;
         let fitting = layers.iter().map(|l| l.n_in * l.n_out).sum::<usize>() - mirrored;

@@ -1,5 +1,8 @@
 //! `pinn`: PiNN's command line, Phalanx underneath.
 
+#[global_allocator]
+static ALLOCATOR: phalanx::memory::Huge = phalanx::memory::Huge;
+
 fn main() -> std::process::ExitCode {
     phalanx::cli::pinn::main(std::env::args_os())
 }

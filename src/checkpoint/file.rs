@@ -16,6 +16,7 @@ use crate::error::{Error, IoContext, Result};
 use crate::{bail, err};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -103,18 +104,43 @@ impl Array {
 pub struct Checkpoint {
     /// Step, options, sampler position: whatever the caller wants, as JSON.
     pub header: Value,
-    /// Parameters, moments of the optimiser, statistics; names are unique.
-    pub arrays: Vec<(String, Array)>,
+    /// Parameters, arrays of the optimiser; names are unique.
+    pub arrays: Arrays,
+}
+
+/// Arrays by name.
+pub type Arrays = Vec<(String, Array)>;
+
+/// The arrays of float64, without their names: memory that may be used again.
+pub fn into_numbers(arrays: Arrays) -> Vec<Vec<f64>> {
+    let numbers = arrays.into_iter().filter_map(|(_, array)| match array {
+        Array::F64(x) => Some(x),
+        _ => None,
+    });
+    numbers.collect()
+}
+
+/// The array of that name, or an error that lists the names there are.
+fn array_of<'a>(arrays: &'a Arrays, name: &str) -> Result<&'a Array> {
+    let found = arrays.iter().find(|(n, _)| n == name).map(|(_, array)| array);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = arrays.iter().map(|(n, _)| n.as_str()).collect();
+        err!("the checkpoint has no array {name:?}; it has {}", names.join(", "))
+    })
+}
+
+/// The f64 array of that name.
+pub fn f64s_of<'a>(arrays: &'a Arrays, name: &str) -> Result<&'a [f64]> {
+    match array_of(arrays, name)? {
+        Array::F64(values) => Ok(values),
+        other => Err(err!("the checkpoint's array {name:?} holds {}, not f64", other.dtype())),
+    }
 }
 
 impl Checkpoint {
     /// The arrays of float64, without their names: memory that may be used again.
     pub fn into_numbers(self) -> Vec<Vec<f64>> {
-        let numbers = self.arrays.into_iter().filter_map(|(_, array)| match array {
-            Array::F64(x) => Some(x),
-            _ => None,
-        });
-        numbers.collect()
+        into_numbers(self.arrays)
     }
 }
 
@@ -136,19 +162,12 @@ struct Entry {
 impl Checkpoint {
     /// The array of that name, or an error that lists the names there are.
     pub fn array(&self, name: &str) -> Result<&Array> {
-        let found = self.arrays.iter().find(|(n, _)| n == name).map(|(_, array)| array);
-        found.ok_or_else(|| {
-            let names: Vec<&str> = self.arrays.iter().map(|(n, _)| n.as_str()).collect();
-            err!("the checkpoint has no array {name:?}; it has {}", names.join(", "))
-        })
+        array_of(&self.arrays, name)
     }
 
     /// The f64 array of that name.
     pub fn f64s(&self, name: &str) -> Result<&[f64]> {
-        match self.array(name)? {
-            Array::F64(values) => Ok(values),
-            other => Err(err!("the checkpoint's array {name:?} holds {}, not f64", other.dtype())),
-        }
+        f64s_of(&self.arrays, name)
     }
 
     /// The content of a file, e.g. for ranks that do not see the file.
@@ -200,6 +219,18 @@ impl Checkpoint {
     pub(super) fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).io("read the checkpoint", path)?;
         Self::parse(&bytes).map_err(|error| error.at(path.display()))
+    }
+
+    /// Whether a file begins as a checkpoint of this program does.
+    pub fn is_begun_by(path: &Path) -> bool {
+        let mut start = [0; MAGIC.len()];
+        let read = File::open(path).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut start));
+        read.is_ok() && Self::is_one(&start)
+    }
+
+    /// Whether a file with this beginning is a checkpoint of this program.
+    pub fn is_one(bytes: &[u8]) -> bool {
+        bytes.starts_with(MAGIC)
     }
 
     /// Reads the content of a file, which must be complete.

@@ -2,9 +2,9 @@
 
 use super::SUFFIX;
 use super::file::Checkpoint;
-use super::store::{numbered, step_of, with_suffix};
+use super::store::{numbered, step_of, with_ending, with_suffix};
 use crate::err;
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, ErrorKind, IoContext, Result};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -28,19 +28,38 @@ pub fn locate(path: &Path) -> Result<PathBuf> {
     // The link may be gone, or may be lost in a copy.
     match numbered(path)?.pop() {
         Some((_, file)) => Ok(file),
-        None => Err(not_found(path)),
+        None => by_another_name(path).ok_or_else(|| not_found(path)),
     }
 }
 
-/// The newest checkpoint of a prefix that verifies, with its step. Damaged ones are passed over with a warning.
+/// Endings of the names that [`super::Store::with_aliases`] may have given to a checkpoint.
+const OTHER_ENDINGS: [&str; 2] = [".pt", ".index"];
+
+/// A checkpoint of ours under the name of another program's, which is all that a workflow may have brought along.
+fn by_another_name(path: &Path) -> Option<PathBuf> {
+    let names = OTHER_ENDINGS.iter().map(|ending| with_ending(path, ending));
+    names.into_iter().find(|file| Checkpoint::is_begun_by(file))
+}
+
+/// The newest checkpoint of a prefix that verifies, with its step. Damaged ones are passed over with a warning; where all
+/// of them are, that is an error, as whoever goes on without one would begin anew and remove them.
 pub fn newest_complete(prefix: &Path) -> Result<Option<(PathBuf, u64)>> {
+    let mut damaged = None;
     for (step, path) in newest_first(prefix)? {
         match Checkpoint::read(&path) {
             Ok(_) => return Ok(Some((path, step))),
-            Err(error) => log::warn!("passed over: {}", error.message()),
+            Err(error) => {
+                log::warn!("passed over: {}", error.message());
+                damaged = damaged.or(Some(error));
+            }
         }
     }
-    Ok(None)
+    match damaged {
+        None => Ok(None),
+        Some(error) => {
+            Err(error.help("no other complete checkpoint is there; move the damaged one away to begin anew"))
+        }
+    }
 }
 
 /// Numbered files, the most recently written first.
@@ -64,12 +83,49 @@ fn newest_first(prefix: &Path) -> Result<Vec<(u64, PathBuf)>> {
 fn locate_in(folder: &Path) -> Result<PathBuf> {
     let pointer = folder.join("checkpoint");
     if pointer.is_file() {
-        let name = std::fs::read_to_string(&pointer).io("read", &pointer)?;
-        let file = folder.join(name.trim());
+        let bytes = std::fs::read(&pointer).io("read", &pointer)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let name = named_by_tensorflow(&text).unwrap_or(text.trim());
+        let file = folder.join(name);
+        // A name that leads to a folder, to this one above all, would be looked up for ever.
+        let is_name = !name.is_empty() && !name.contains(char::is_control);
+        if !is_name || file.is_dir() || file.file_name().is_none() {
+            return Err(broken_pointer(folder, &pointer, &text));
+        }
         return if file.is_file() { Ok(file) } else { locate(&strip_suffix(&file)) };
     }
     Err(err!("{}: no checkpoint in this folder: it has no file named checkpoint", folder.display())
         .help("name the checkpoint itself, e.g. model.ckpt-1000.phx"))
+}
+
+/// The name in a file `checkpoint` that TensorFlow reads too: `model_checkpoint_path: "model.ckpt-1000"`.
+pub fn named_by_tensorflow(text: &str) -> Option<&str> {
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("model_checkpoint_path:"))?;
+    line.trim().strip_prefix('"')?.strip_suffix('"')
+}
+
+/// A power cut may leave a file without its content.
+fn broken_pointer(folder: &Path, pointer: &Path, content: &str) -> Error {
+    let error = match content.trim() {
+        "" => err!("{}: the file is empty; it should name the newest checkpoint", pointer.display()),
+        name => err!("{}: {:?} does not name a checkpoint", pointer.display(), shortened(name)),
+    };
+    let mut names: Vec<String> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.ends_with(SUFFIX))
+        .collect();
+    names.sort();
+    match names.is_empty() {
+        true => error.help("there is no checkpoint (*.phx) beside it"),
+        false => error.help(format!("name the checkpoint itself; there are {}", names.join(", "))),
+    }
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(80).collect()
 }
 
 /// Follows the link, so that messages name the file that is damaged.
@@ -113,7 +169,8 @@ fn offer_another(error: Error, damaged: &Path) -> Error {
 
 fn not_found(path: &Path) -> Error {
     let near = numbered(&prefix_of(path)).unwrap_or_default();
-    let error = err!("{}: no such checkpoint", path.display());
+    let error =
+        err!("{}: no such checkpoint", path.display()).of_kind(ErrorKind::Io(std::io::ErrorKind::NotFound));
     match (near.is_empty(), path.extension().and_then(|e| e.to_str())) {
         (false, _) => {
             let names: Vec<String> =
@@ -174,7 +231,24 @@ mod tests {
         damage(&folder.path().join("model.ckpt-2.phx"));
         damage(&folder.path().join("model.ckpt-1.phx"));
         assert!(load(&prefix).unwrap_err().to_string().contains("no other complete"));
-        assert_eq!(newest_complete(&prefix).unwrap(), None);
+        let error = newest_complete(&prefix).unwrap_err().to_string();
+        assert!(error.contains("model.ckpt-3.phx: the checkpoint is damaged"), "{error}");
+        assert_eq!(newest_complete(&folder.path().join("other.ckpt")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_pointer_that_names_nothing_is_an_error() {
+        let (folder, _) = three();
+        for content in [&b""[..], b"\n", b".", b"..", b"./", b"/", b"\0\0\0\0", b"a\nb", b"\xff\xfe"] {
+            std::fs::write(folder.path().join("checkpoint"), content).unwrap();
+            let error = load(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("checkpoint"), "{content:?}: {error}");
+        }
+        std::fs::write(folder.path().join("checkpoint"), "").unwrap();
+        let error = load(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("the file is empty") && error.contains("model.ckpt-3.phx"), "{error}");
+        std::fs::write(folder.path().join("checkpoint"), "model.ckpt-2.phx").unwrap();
+        assert_eq!(load(folder.path()).unwrap(), sample(2));
     }
 
     #[test]

@@ -6,11 +6,13 @@
 mod file; // one checkpoint as bytes
 mod store; // the files of a run: names, links, which to keep
 mod find; // from what a user types to a file
+pub mod owner; // a folder has one owner
+pub mod backup; // results of an earlier run
 pub mod writer; // writes while training goes on
 
-pub use file::{Array, Checkpoint};
-pub use find::{load, locate, newest_complete};
-pub use store::{Store, save};
+pub use file::{Array, Arrays, Checkpoint, f64s_of, into_numbers};
+pub use find::{load, locate, named_by_tensorflow, newest_complete};
+pub use store::{Companion, Store, folder_of, save, write_complete as write_as};
 
 /// Ending of a checkpoint's name.
 pub const SUFFIX: &str = ".phx";

@@ -7,13 +7,34 @@ use crate::error::{IoContext, Result};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::NamedTempFile;
+
+/// Files of another program that stand beside each checkpoint.
+pub trait Companion: std::fmt::Debug + Send + Sync {
+    /// Writes them; `path` is that of the checkpoint without its ending.
+    fn write(&self, path: &Path, checkpoint: &Checkpoint) -> Result<()>;
+
+    /// Which they are.
+    fn files(&self, path: &Path) -> Vec<PathBuf>;
+
+    /// What the file `checkpoint` says of the newest, so that the other program finds it too.
+    fn pointer(&self, name: &str) -> String;
+}
 
 /// The checkpoints of one `save_ckpt` prefix.
 #[derive(Debug, Clone)]
 pub struct Store {
     prefix: PathBuf,
     keep: usize,
+    companion: Option<Arc<dyn Companion>>,
+    aliases: &'static [&'static str],
+    /// Whether the file `checkpoint` tells of it.
+    points: bool,
+    /// Whether a file `checkpoint` of the folder where the program was started names the newest one too.
+    points_from_here: bool,
 }
 
 /// Saves one checkpoint; see [`Store::save`].
@@ -31,7 +52,36 @@ impl Store {
             )
             .help("give a prefix such as model.ckpt"));
         }
-        Ok(Store { prefix: prefix.to_owned(), keep })
+        let (companion, aliases) = (None, &[][..]);
+        Ok(Store {
+            prefix: prefix.to_owned(),
+            keep,
+            companion,
+            aliases,
+            points: true,
+            points_from_here: false,
+        })
+    }
+
+    /// Writes files of another program beside each checkpoint.
+    pub fn with_companion(self, companion: Option<Arc<dyn Companion>>) -> Self {
+        Store { companion, ..self }
+    }
+
+    /// Gives the newest checkpoint other names too: the prefix with these endings. Workflows look for the files of a framework,
+    /// and take them elsewhere without the rest, so these are no symbolic links.
+    pub fn with_aliases(self, aliases: &'static [&'static str]) -> Self {
+        Store { aliases, ..self }
+    }
+
+    /// The same for checkpoints from which no run goes on: the file `checkpoint` does not tell of them.
+    pub fn without_pointer(self) -> Self {
+        Store { points: false, ..self }
+    }
+
+    /// Also names the newest checkpoint where the program was started, as DeePMD-kit does.
+    pub fn pointing_from_here(self) -> Self {
+        Store { points_from_here: true, ..self }
     }
 
     /// `model.ckpt-1000.phx`.
@@ -49,6 +99,11 @@ impl Store {
         let path = self.path_for(step);
         write_complete(&path, checkpoint)?;
         log::info!("Saved model to {}", path.display());
+        if let Some(companion) = &self.companion
+            && let Err(error) = companion.write(&path.with_extension(""), checkpoint)
+        {
+            log::warn!("the checkpoint is safe, but not its copy for another program: {error}");
+        }
         self.publish(&path);
         self.prune(step);
         Ok(path)
@@ -58,28 +113,38 @@ impl Store {
     fn publish(&self, path: &Path) {
         let name = path.file_name().expect("a numbered checkpoint has a name");
         let link = with_suffix(&self.prefix);
-        let temporary = temporary(&link);
-        let linked = remove_if_there(&temporary)
-            .and_then(|()| std::os::unix::fs::symlink(name, &temporary))
-            .and_then(|()| std::fs::rename(&temporary, &link));
-        if let Err(error) = linked {
+        if let Err(error) = write_link(&link, name) {
             log::warn!("{}: cannot link the newest checkpoint: {error}", link.display());
         }
-        for (pointer, target) in self.pointers(path) {
+        for alias in self.aliases.iter().map(|ending| with_ending(&self.prefix, ending)) {
+            if let Err(error) = give_name(path, &alias) {
+                log::warn!("{}: cannot write: {error}", alias.display());
+            }
+        }
+        for (k, (pointer, target)) in self.pointers(path).into_iter().enumerate() {
+            let target = match (&self.companion, name.to_string_lossy().strip_suffix(SUFFIX)) {
+                (Some(companion), Some(name)) if k == 0 => companion.pointer(name).into(),
+                _ => target,
+            };
             if let Err(error) = write_pointer(&pointer, &target) {
                 log::warn!("{}: cannot write: {error}", pointer.display());
             }
+            // The new names of link and pointer; some file systems refuse to sync a folder.
+            let _ = sync_folder(folder_of(&pointer));
         }
     }
 
     /// The files named `checkpoint` and what they hold: a path relative to their own folder, without newline.
     ///
-    /// One lies beside the checkpoints. DeePMD-kit puts it where `dp` was started, so a relative prefix with a
+    /// One lies beside the checkpoints. DeePMD-kit puts it where `dp` was started, so for `dp` a relative prefix with a
     /// folder in it gets one there too.
     fn pointers(&self, path: &Path) -> Vec<(PathBuf, PathBuf)> {
+        if !self.points {
+            return Vec::new();
+        }
         let name = PathBuf::from(path.file_name().expect("a numbered checkpoint has a name"));
         let mut pointers = vec![(folder_of(&self.prefix).join("checkpoint"), name)];
-        if self.prefix.is_relative() && folder_of(&self.prefix) != Path::new(".") {
+        if self.points_from_here && self.prefix.is_relative() && folder_of(&self.prefix) != Path::new(".") {
             pointers.push((PathBuf::from("checkpoint"), path.to_owned()));
         }
         pointers
@@ -96,38 +161,70 @@ impl Store {
             .partition(|(step, _)| *step < newest);
         let excess = (older.len() + 1).saturating_sub(self.keep);
         for (_, path) in older[..excess].iter().chain(&later) {
-            if let Err(error) = std::fs::remove_file(path) {
-                log::warn!("{}: cannot remove the old checkpoint: {error}", path.display());
+            let companions = self.companion.iter().flat_map(|c| c.files(&path.with_extension("")));
+            for file in companions.filter(|file| file.exists()).chain([path.clone()]) {
+                if let Err(error) = std::fs::remove_file(&file) {
+                    log::warn!("{}: cannot remove the old checkpoint: {error}", file.display());
+                }
             }
         }
     }
 }
 
 /// Temporary name, sync, rename, sync of the folder: after a crash the file is whole or not there.
-fn write_complete(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
-    let temporary = temporary(path);
-    let written = write_synced(&temporary, checkpoint);
-    let renamed =
-        written.and_then(|()| std::fs::rename(&temporary, path).io("rename the checkpoint to", path));
-    if let Err(error) = renamed {
-        let _ = remove_if_there(&temporary); // the first error is the one to tell
-        return Err(error.help("the checkpoints saved before are untouched; see whether the disk is full"));
-    }
-    let folder = folder_of(path);
-    File::open(folder).and_then(|folder| folder.sync_all()).io("sync", folder)
+pub fn write_complete(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    let written = write_synced(path, checkpoint).and_then(|temporary| {
+        temporary.persist(path).map_err(|e| e.error).io("rename the checkpoint to", path)
+    });
+    // What was written so far goes with its handle; the first error is the one to tell.
+    written.map_err(|error| {
+        error.help(
+            "the checkpoints saved before are untouched; see whether the disk is full, or a limit is set (ulimit -f)",
+        )
+    })?;
+    sync_folder(folder_of(path))
 }
 
-fn write_synced(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
-    let file = File::create(path).io("create", path)?;
-    let mut out = BufWriter::with_capacity(1 << 16, file);
+fn write_synced(path: &Path, checkpoint: &Checkpoint) -> Result<NamedTempFile> {
+    let temporary = temporary(path).io("create a file for", path)?;
+    let mut out = BufWriter::with_capacity(1 << 16, temporary.as_file());
     checkpoint.write(&mut out).and_then(|()| out.flush()).io("write the checkpoint", path)?;
-    out.get_ref().sync_all().io("sync", path)
+    drop(out);
+    temporary.as_file().sync_all().io("sync", path)?;
+    Ok(temporary)
 }
 
+/// Another name for a file; a copy of it where the file system has no hard links.
+fn give_name(path: &Path, name: &Path) -> std::io::Result<()> {
+    let prefix = hidden(name);
+    let mut builder = tempfile::Builder::new();
+    let made = builder.prefix(&prefix).suffix(".tmp").make_in(folder_of(name), |temporary| {
+        std::fs::hard_link(path, temporary).or_else(|_| std::fs::copy(path, temporary).map(drop))
+    })?;
+    // A name for a file that has it already would leave the temporary one: its handle removes that.
+    std::fs::rename(made.path(), name)
+}
+
+/// The pointer is whole after a crash, too: synced before it takes its name.
 fn write_pointer(pointer: &Path, target: &Path) -> std::io::Result<()> {
-    let temporary = temporary(pointer);
-    std::fs::write(&temporary, target.as_os_str().as_encoded_bytes())?;
-    std::fs::rename(&temporary, pointer)
+    let mut temporary = temporary(pointer)?;
+    temporary.write_all(target.as_os_str().as_encoded_bytes())?;
+    temporary.as_file().sync_all()?;
+    temporary.persist(pointer).map_err(|e| e.error)?;
+    Ok(())
+}
+
+/// Puts a link to `target` in the place of whatever `link` is.
+fn write_link(link: &Path, target: &std::ffi::OsStr) -> std::io::Result<()> {
+    let prefix = hidden(link);
+    let mut builder = tempfile::Builder::new();
+    let builder = builder.prefix(&prefix).suffix(".tmp");
+    let made = builder.make_in(folder_of(link), |path| std::os::unix::fs::symlink(target, path))?;
+    made.into_temp_path().persist(link).map_err(|e| e.error)
+}
+
+fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|folder| folder.sync_all()).io("sync", folder)
 }
 
 /// Removes what killed runs left in mid-write.
@@ -137,7 +234,9 @@ fn remove_strays(prefix: &Path) {
         let Some(name) = name.to_str().and_then(|n| n.strip_prefix('.')?.strip_suffix(".tmp")) else {
             continue;
         };
-        if step_of(prefix, name).is_some() {
+        // `.model.ckpt-10.phx.Xy12Zw.tmp`; without the random letters in earlier days.
+        let saved = name.rsplit_once('.').map_or(name, |(saved, _)| saved);
+        if step_of(prefix, name).is_some() || step_of(prefix, saved).is_some() {
             let _ = remove_if_there(&entry.path()); // litter, not worth ending a run
         }
     }
@@ -183,21 +282,34 @@ pub(super) fn numbered_path(prefix: &Path, step: u64) -> PathBuf {
 
 /// Adds `.phx`; `model.ckpt` has a dot already, so the suffix is never put in its place.
 pub(super) fn with_suffix(path: &Path) -> PathBuf {
+    with_ending(path, SUFFIX)
+}
+
+pub(super) fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(SUFFIX);
+    name.push(ending);
     PathBuf::from(name)
 }
 
-/// `.name.tmp` in the same folder, so that a rename moves no data.
-fn temporary(path: &Path) -> PathBuf {
+/// A new file `.name.RANDOM.tmp` in the same folder, so that a rename moves no data. Nobody can have put a link there.
+fn temporary(path: &Path) -> std::io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    let prefix = hidden(path);
+    // The kernel takes the umask off this mode.
+    builder.prefix(&prefix).suffix(".tmp").permissions(std::fs::Permissions::from_mode(0o644));
+    builder.tempfile_in(folder_of(path))
+}
+
+/// `.name.`, which temporary names start with.
+fn hidden(path: &Path) -> OsString {
     let mut name = OsString::from(".");
     name.push(path.file_name().expect("every file that is written has a name"));
-    name.push(".tmp");
-    path.with_file_name(name)
+    name.push(".");
+    name
 }
 
 /// The folder of a path; `.` where none is written.
-pub(super) fn folder_of(path: &Path) -> &Path {
+pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -218,6 +330,27 @@ mod tests {
             .collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn other_names_follow_the_newest_and_load_where_they_are_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("model.ckpt");
+        let store = Store::new(&prefix, 1).unwrap().with_aliases(&[".index", ".meta"]);
+        for step in [5, 6, 6] {
+            store.save(step, &sample(step)).unwrap();
+        }
+        let want =
+            ["checkpoint", "model.ckpt-6.phx", "model.ckpt.index", "model.ckpt.meta", "model.ckpt.phx"];
+        assert_eq!(names(folder.path()), want);
+        let elsewhere = tempfile::tempdir().unwrap();
+        std::fs::copy(folder.path().join("model.ckpt.index"), elsewhere.path().join("model.ckpt.index"))
+            .unwrap();
+        assert_eq!(load(&elsewhere.path().join("model.ckpt")).unwrap(), sample(6));
+        std::fs::write(elsewhere.path().join("model.ckpt.index"), "of another program").unwrap();
+        assert!(
+            load(&elsewhere.path().join("model.ckpt")).unwrap_err().message().contains("no such checkpoint")
+        );
     }
 
     #[test]
@@ -254,13 +387,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let prefix = folder.path().join("model.ckpt");
         let others = ["model.ckpt2-5.phx", "model.ckpt-x.phx", "model.ckpt-5.pt", ".model.ckpt2-5.phx.tmp"];
-        for name in others.into_iter().chain([".model.ckpt-5.phx.tmp"]) {
+        let strays = [".model.ckpt-5.phx.tmp", ".model.ckpt-5.phx.aB3dEf.tmp"];
+        for name in others.into_iter().chain(strays) {
             std::fs::write(folder.path().join(name), "x").unwrap();
         }
         save(&prefix, 6, &sample(6), 1).unwrap();
         let left = names(folder.path());
         assert!(others.iter().all(|name| left.contains(&name.to_string())), "{left:?}");
-        assert!(!left.contains(&".model.ckpt-5.phx.tmp".to_string()), "{left:?}");
+        assert!(!strays.iter().any(|name| left.contains(&name.to_string())), "{left:?}");
+    }
+
+    #[test]
+    fn links_that_wait_under_old_temporary_names_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("precious"), "untouched").unwrap();
+        for name in [".checkpoint.tmp", ".model.ckpt.phx.tmp", ".model.ckpt-2.phx.tmp", "checkpoint"] {
+            std::os::unix::fs::symlink(at("precious"), at(name)).unwrap();
+        }
+        save(&at("model.ckpt"), 2, &sample(2), 1).unwrap();
+        assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "untouched");
+        assert_eq!(load(folder.path()).unwrap(), sample(2));
     }
 
     #[test]
@@ -282,11 +429,17 @@ mod tests {
     #[test]
     fn a_relative_prefix_with_a_folder_is_told_where_dp_was_started() {
         let store = Store::new(Path::new("out/model.ckpt"), 1).unwrap();
+        assert_eq!(store.pointers(&store.path_for(7)).len(), 1, "not unless it is asked for");
+        let store = store.pointing_from_here();
         let pointers = store.pointers(&store.path_for(7));
         assert_eq!(pointers[0], ("out/checkpoint".into(), "model.ckpt-7.phx".into()));
         assert_eq!(pointers[1], ("checkpoint".into(), "out/model.ckpt-7.phx".into()));
         assert_eq!(
-            Store::new(Path::new("model.ckpt"), 1).unwrap().pointers(Path::new("model.ckpt-7.phx")).len(),
+            Store::new(Path::new("model.ckpt"), 1)
+                .unwrap()
+                .pointing_from_here()
+                .pointers(Path::new("model.ckpt-7.phx"))
+                .len(),
             1
         );
     }
@@ -328,7 +481,7 @@ mod tests {
             let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
             let started = lines.map_while(|line| line.ok()).any(|line| line.contains("started"));
             assert!(started, "the child ended before it saved");
-            std::thread::sleep(std::time::Duration::from_micros(round * 7919 % 23_000));
+            std::thread::sleep(std::time::Duration::from_micros(round * 7919 % 60_000));
             child.kill().unwrap();
             child.wait().unwrap();
 

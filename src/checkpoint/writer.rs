@@ -3,6 +3,7 @@
 use super::{Checkpoint, Store};
 use crate::err;
 use crate::error::{Error, Result};
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -12,7 +13,7 @@ use std::thread::JoinHandle;
 /// The loop pays for the copy that it hands over, not for the disk.
 #[derive(Debug)]
 pub struct Writer {
-    requests: Option<Sender<(u64, Checkpoint)>>,
+    requests: Option<Sender<Request>>,
     results: Receiver<Saved>,
     thread: Option<JoinHandle<()>>,
     in_flight: bool,
@@ -24,6 +25,13 @@ pub struct Writer {
     spare: Option<Checkpoint>,
 }
 
+struct Request {
+    step: u64,
+    snapshot: Checkpoint,
+    /// What the checkpoint counts on, and must be on the disk before it.
+    first: Option<File>,
+}
+
 struct Saved {
     path: Result<PathBuf>,
     snapshot: Checkpoint,
@@ -32,12 +40,15 @@ struct Saved {
 impl Writer {
     /// Starts the thread.
     pub fn new(store: Store) -> Result<Self> {
-        let (requests, work) = channel::<(u64, Checkpoint)>();
+        let (requests, work) = channel::<Request>();
         let (done, results) = channel();
         let thread = std::thread::Builder::new()
             .name("checkpoint".into())
             .spawn(move || {
-                for (step, snapshot) in work {
+                for Request { step, snapshot, first } in work {
+                    if let Some(Err(error)) = first.map(|file| file.sync_data()) {
+                        log::debug!("rows of the learning curve may not be on the disk yet: {error}");
+                    }
                     let saved = Saved { path: store.save(step, &snapshot), snapshot };
                     if done.send(saved).is_err() {
                         return; // the run is over and nobody asks
@@ -57,10 +68,12 @@ impl Writer {
     }
 
     /// Hands over a snapshot. Waits for the save before it, and returns that one's error if it failed.
-    pub fn save(&mut self, step: u64, snapshot: Checkpoint) -> Result<()> {
+    ///
+    /// `first` goes to the disk before it.
+    pub fn save(&mut self, step: u64, snapshot: Checkpoint, first: Option<File>) -> Result<()> {
         self.wait()?;
         let requests = self.requests.as_ref().expect("requests stay open until the writer is dropped");
-        requests.send((step, snapshot)).map_err(|_| thread_died())?;
+        requests.send(Request { step, snapshot, first }).map_err(|_| thread_died())?;
         self.in_flight = true;
         Ok(())
     }
@@ -133,7 +146,7 @@ mod tests {
         let prefix = folder.path().join("model.ckpt");
         let mut writer = Writer::new(Store::new(&prefix, 2).unwrap()).unwrap();
         for step in 1..=5 {
-            writer.save(step, sample(step)).unwrap();
+            writer.save(step, sample(step), None).unwrap();
         }
         let newest = writer.wait().unwrap();
         assert_eq!(writer.take_spare(), Some(sample(5)));
@@ -149,7 +162,7 @@ mod tests {
         let mut writer = Writer::new(store).unwrap();
         let large = Checkpoint { arrays: vec![("p".into(), Array::F64(vec![0.5; 3_000_000]))], ..sample(1) };
         let start = Instant::now();
-        writer.save(1, large).unwrap();
+        writer.save(1, large, None).unwrap();
         let handed_over = start.elapsed();
         writer.wait().unwrap();
         let whole = start.elapsed();
@@ -162,10 +175,10 @@ mod tests {
         let prefix = folder.path().join("model.ckpt");
         std::fs::create_dir(folder.path().join("model.ckpt-1.phx")).unwrap();
         let mut writer = Writer::new(Store::new(&prefix, 1).unwrap()).unwrap();
-        writer.save(1, sample(1)).unwrap();
-        let error = writer.save(2, sample(2)).unwrap_err();
+        writer.save(1, sample(1), None).unwrap();
+        let error = writer.save(2, sample(2), None).unwrap_err();
         assert!(error.message().contains("model.ckpt-1.phx"), "{error}");
-        writer.save(3, sample(3)).unwrap();
+        writer.save(3, sample(3), None).unwrap();
         drop(writer);
         assert_eq!(load(&prefix).unwrap(), sample(3));
     }

@@ -4,24 +4,41 @@ use crate::err;
 use crate::error::Error;
 use clap::{Arg, ArgAction};
 
-/// Name, and what DeePMD-kit does under it.
-const ABSENT: &[(&str, &str)] = &[
-    ("compress", "turns embedding nets into tables"),
-    ("convert-backend", "converts a model file between frameworks"),
-    ("change-bias", "adjusts the energy bias to data"),
-    ("model-devi", "compares the predictions of several models"),
-    ("eval-desc", "writes descriptors of frames"),
-    ("embed", "writes embeddings of frames"),
-    ("convert-from", "converts old TensorFlow models"),
-    ("transfer", "copies parameters between TensorFlow models"),
-    ("train-nvnmd", "trains models for NVNMD hardware"),
-    ("gui", "serves the graphical editor of inputs"),
-    ("pretrained", "downloads pretrained models"),
+/// Name, what DeePMD-kit does under it, and what to do instead.
+const ABSENT: &[(&str, &str, &str)] = &[
+    (
+        "embed",
+        "writes embeddings of a database of structures",
+        "convert the model with `dp convert-backend model.dp model.pth` and use DeePMD-kit's `dp embed`; \
+         descriptors are written here too: dp eval-desc",
+    ),
+    (
+        "convert-from",
+        "converts old TensorFlow models",
+        "use DeePMD-kit's `dp convert-from`, then bring the model here with `dp convert-backend model.pb model.dp`",
+    ),
+    (
+        "transfer",
+        "copies parameters between TensorFlow models",
+        "use DeePMD-kit's `dp transfer` on its .pb files; to start from the parameters of a model here: \
+         dp train input.json --init-frz-model model.dp",
+    ),
+    ("train-nvnmd", "trains models for NVNMD hardware", "use DeePMD-kit's `dp train-nvnmd`"),
+    (
+        "gui",
+        "serves the graphical editor of inputs",
+        "use DeePMD-kit's `dp gui`; `dp doc-train-input` prints all keys of an input",
+    ),
+    (
+        "pretrained",
+        "downloads pretrained models",
+        "use DeePMD-kit's `dp pretrained`; those models have descriptors that are not part of Phalanx yet",
+    ),
 ];
 
 /// Adds the names, hidden from the help; whatever follows them is accepted.
 pub fn add_all(mut program: clap::Command) -> clap::Command {
-    for (name, _) in ABSENT {
+    for (name, _, _) in ABSENT {
         let rest = Arg::new("rest")
             .action(ArgAction::Append)
             .num_args(0..)
@@ -32,10 +49,9 @@ pub fn add_all(mut program: clap::Command) -> clap::Command {
     program
 }
 
-/// Says that a command is not here, and where it is.
+/// Says that a command is not here, and what to do.
 pub fn error(name: &str) -> Error {
-    let what = ABSENT.iter().find(|(known, _)| *known == name).map_or("", |(_, what)| what);
-    err!("dp {name} ({what}) is not part of Phalanx yet").help(format!(
-        "make a model file with `dp freeze -o model.dp` and use DeePMD-kit's `dp {name}` with it: it reads .dp files"
-    ))
+    let found = ABSENT.iter().find(|(known, _, _)| *known == name);
+    let (what, advice) = found.map_or(("", ""), |(_, what, advice)| (*what, *advice));
+    err!("dp {name} ({what}) is not part of Phalanx yet").help(advice)
 }

@@ -16,6 +16,21 @@ pub enum Backend {
     DpModel,
 }
 
+impl Backend {
+    /// How DeePMD-kit's model files of this backend end.
+    pub fn model_ending(self) -> &'static str {
+        match self {
+            Backend::TensorFlow => "pb",
+            Backend::TensorFlow2 => "savedmodeltf",
+            Backend::PyTorch => "pth",
+            Backend::PyTorchExportable => "pt2",
+            Backend::Paddle => "json",
+            Backend::Jax => "hlo",
+            Backend::DpModel => "dp",
+        }
+    }
+}
+
 /// Every name of every backend.
 const NAMES: &[(&str, Backend)] = &[
     ("pytorch", Backend::PyTorch),

@@ -9,7 +9,7 @@ use clap::Args;
 pub(super) const COMMAND: Command = Command {
     name: "doc-train-input",
     about: "Print all keys of a training input",
-    examples: "Example:\n  dp doc-train-input | less",
+    examples: "Examples:\n  dp doc-train-input | less\n  dp doc-train-input --out-type json_schema > input.schema.json",
     define: DocArgs::augment_args,
     run: |matches, _| run(&typed(matches)),
 };
@@ -17,7 +17,7 @@ pub(super) const COMMAND: Command = Command {
 /// The command line of `dp doc-train-input`.
 #[derive(Debug, Clone, clap::Args)]
 struct DocArgs {
-    /// Form of the output; text is the only one, the others are refused
+    /// Form of the output: text, DeePMD-kit's list of keys, or a schema for editors
     #[arg(long, value_name = "FORM", default_value = "rst", value_parser = ["rst", "json", "json_schema"])]
     out_type: String,
     /// Keys of multi-task inputs; refused, as models here have one task
@@ -32,9 +32,9 @@ fn run(args: &DocArgs) -> Result<()> {
     if args.multi_task {
         return Err(err!("--multi-task: multi-task training is not supported").help("leave the flag away"));
     }
-    if args.out_type != "rst" {
-        return Err(err!("--out-type {}: the reference is printed as text only", args.out_type)
-            .help("leave the flag away"));
+    match args.out_type.as_str() {
+        "json" => print(&format!("{}\n", input::input_arguments())),
+        "json_schema" => print(&format!("{:#}\n", input::input_schema())),
+        _ => print(&input::doc_train_input()),
     }
-    print(&input::doc_train_input())
 }

@@ -1,20 +1,23 @@
 //! `dp freeze`: turns a checkpoint into a model file.
 
+use super::backend::Backend;
+use super::convert_backend;
 use super::logging::LogArgs;
-use super::{Command, typed};
+use super::{Command, Global, typed};
 use crate::err;
 use crate::error::Result;
-use crate::export::{check_model_path, write_model};
-use crate::train::load::load_model;
+use crate::export::{check_model_path, is_framework_file, write_model, write_portable};
+use crate::infer::load::load_model;
 use clap::Args;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 pub(super) const COMMAND: Command = Command {
     name: "freeze",
     about: "Turn a checkpoint into a model file",
-    examples: "Examples:\n  dp freeze -o model.dp\n  dp freeze -c runs/7/model.ckpt-1000.phx -o model.yaml",
+    examples: "Examples:\n  dp freeze -o model.dp\n  dp freeze -c runs/7/model.ckpt-1000.phx -o model.yaml\n  \
+               dp freeze -o frozen_model.pth --convert",
     define: FreezeArgs::augment_args,
-    run: |matches, _| run(&typed(matches)),
+    run: |matches, global| run(&typed(matches), global),
 };
 
 /// The command line of `dp freeze`.
@@ -23,9 +26,13 @@ struct FreezeArgs {
     /// A checkpoint (model.ckpt, model.ckpt-1000.phx), or the folder whose newest one is meant
     #[arg(short, long, alias = "checkpoint", value_name = "PATH", default_value = ".")]
     checkpoint_folder: PathBuf,
-    /// The model file: .dp (HDF5) or .yaml (text); .dp where no ending is given
+    /// The model file: .dp (HDF5) or .yaml (text). Under the name of a framework's file (.pb, .pth) it is a .dp still, for workflows
+    /// that want such a name. Without an ending: that of the backend named before the command (--tf: .pb, --pt: .pth), else .dp
     #[arg(short, long, value_name = "FILE", default_value = "frozen_model")]
     output: PathBuf,
+    /// Let an installed DeePMD-kit make a real .pb, .pth, ... (Phalanx only)
+    #[arg(long)]
+    convert: bool,
     /// A branch of a multi-task model; refused, as models here have one task
     #[arg(long, alias = "model-branch", value_name = "NAME")]
     head: Option<String>,
@@ -45,20 +52,35 @@ struct FreezeArgs {
     log: LogArgs,
 }
 
-fn run(args: &FreezeArgs) -> Result<()> {
+fn run(args: &FreezeArgs, global: &Global) -> Result<()> {
     args.log.start()?;
     refuse_foreign_flags(args)?;
-    let output = output_path(&args.output)?;
+    let output = output_path(args, global.backend)?;
     let model = load_model(&args.checkpoint_folder)?;
-    write_model(&output, &model)?;
+    match (is_framework_file(&output), args.convert) {
+        (true, true) => {
+            let portable = output.with_extension("dp");
+            let line = convert_backend::line(&portable, &output);
+            let wish = format!("{line} (after dp freeze -o {} here)", portable.display());
+            convert_backend::with_kit(&model, &output, &[], &wish)?
+        }
+        (true, false) => write_portable(&output, &model)?,
+        _ => write_model(&output, &model)?,
+    }
     log::info!("Saved frozen model to {}", output.display());
-    log::info!("For LAMMPS and ASE, convert it with DeePMD-kit: {}", convert_line(&output, "pth"));
+    match (is_framework_file(&output), args.convert) {
+        (true, true) => {}
+        (true, false) => log::warn!(
+            "{o} is a .dp (HDF5) under another name: Phalanx and its libdeepmd_c.so under LAMMPS read it, DeePMD-kit does \
+             not. For a real one: dp freeze -o {o} --convert",
+            o = output.display()
+        ),
+        _ => log::info!(
+            "For DeePMD-kit's own LAMMPS and ASE, convert it: {}",
+            convert_backend::line(&output, &output.with_extension("pth"))
+        ),
+    }
     Ok(())
-}
-
-/// The command of DeePMD-kit that makes a file for MD programs of a model file.
-fn convert_line(model: &Path, ending: &str) -> String {
-    format!("dp convert-backend {} {}", model.display(), model.with_extension(ending).display())
 }
 
 fn refuse_foreign_flags(args: &FreezeArgs) -> Result<()> {
@@ -79,32 +101,46 @@ fn refuse_foreign_flags(args: &FreezeArgs) -> Result<()> {
     }
 }
 
-/// The file to write. Fails before any work where its ending is not ours.
-fn output_path(output: &Path) -> Result<PathBuf> {
-    let output = match output.extension() {
-        Some(_) => output.to_owned(),
-        None => output.with_extension("dp"),
+/// The file to write. Fails before any work where its ending is none of a model.
+fn output_path(args: &FreezeArgs, backend: Option<Backend>) -> Result<PathBuf> {
+    let output = match args.output.extension() {
+        Some(_) => args.output.clone(),
+        None => args.output.with_extension(backend.map_or("dp", Backend::model_ending)),
     };
-    check_model_path(&output).map_err(|error| {
-        let portable = output.with_extension("dp");
-        error.help(format!(
-            "freeze to .dp, then convert with DeePMD-kit: dp freeze -o {p}; dp convert-backend {p} {o}",
-            p = portable.display(),
-            o = output.display()
-        ))
-    })?;
+    if !is_framework_file(&output) {
+        check_model_path(&output)?;
+        if args.convert {
+            return Err(err!("--convert: {} needs no conversion", output.display())
+                .help("it makes files of one framework: -o frozen_model.pth, -o frozen_model.pb"));
+        }
+    }
     Ok(output)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
+    fn output(line: &str) -> Result<PathBuf> {
+        let matches = super::super::definition().try_get_matches_from(line.split_whitespace()).unwrap();
+        let backend = typed::<super::super::BackendFlags>(&matches).resolve(None).unwrap();
+        output_path(&typed(matches.subcommand().unwrap().1), backend)
+    }
 
     #[test]
     fn the_output_is_a_dp_file_unless_told_otherwise() {
-        assert_eq!(output_path(Path::new("frozen_model")).unwrap(), Path::new("frozen_model.dp"));
-        assert_eq!(output_path(Path::new("a/m.yaml")).unwrap(), Path::new("a/m.yaml"));
-        let error = output_path(Path::new("m.pth")).unwrap_err();
-        assert!(error.advice().unwrap().contains("dp convert-backend m.dp m.pth"), "{error}");
+        for (line, want) in [
+            ("dp freeze", "frozen_model.dp"),
+            ("dp --tf freeze", "frozen_model.pb"),
+            ("dp --pt freeze", "frozen_model.pth"),
+            ("dp --pt freeze -o m.dp", "m.dp"),
+            ("dp freeze -o a/m.yaml", "a/m.yaml"),
+            ("dp freeze -o m.pth", "m.pth"),
+        ] {
+            assert_eq!(output(line).unwrap(), Path::new(want), "{line}");
+        }
+        assert!(output("dp freeze -o m.onnx").unwrap_err().message().contains(".onnx"));
+        assert!(output("dp freeze -o m.dp --convert").unwrap_err().message().contains("--convert"));
     }
 }

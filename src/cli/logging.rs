@@ -26,7 +26,8 @@ pub struct LogArgs {
 impl LogArgs {
     /// The options of the log of one process among `size`.
     pub fn options(&self, mode: MpiLog, rank: usize, size: usize) -> Result<LogOptions> {
-        Ok(LogOptions { level: parse_level(&self.log_level)?, path: self.log_path.clone(), mode, rank, size })
+        let level = parse_level(&self.log_level)?;
+        Ok(LogOptions { level, path: self.log_path.clone(), mode, rank, size, waits: false })
     }
 
     /// Starts the log of a command that runs in one process.

@@ -4,23 +4,32 @@ pub mod backend; // --pt, --tf and the like: conventions of a framework
 pub mod logging; // -v and -l of every subcommand
 mod literal; // values in log lines, as Python writes them
 pub mod systems; // from what a user types to a list of systems
+mod kit; // an installed DeePMD-kit
 pub mod train;
 pub mod test;
 pub mod freeze;
 pub mod show;
+pub mod convert_backend;
+pub mod compress;
+pub mod change_bias;
+pub mod model_devi;
+pub mod eval_desc;
 pub mod neighbor_stat;
 pub mod doc_train_input;
+pub mod plot;
 pub mod pinn; // the second program
 pub mod absent; // what DeePMD-kit has and Phalanx has not
 
 use crate::config::check::did_you_mean;
 use crate::error::{Error, Result};
+use crate::report::dashboard::DashboardOptions;
 use backend::BackendFlags;
 use clap::error::{ContextKind, ContextValue};
 use clap::{ArgMatches, Args, FromArgMatches};
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 
 /// A subcommand: what it is called, what it takes, what it does.
 pub struct Command {
@@ -39,8 +48,14 @@ pub const COMMANDS: &[Command] = &[
     freeze::COMMAND,
     test::COMMAND,
     show::COMMAND,
+    convert_backend::COMMAND,
+    compress::COMMAND,
+    change_bias::COMMAND,
+    model_devi::COMMAND,
+    eval_desc::COMMAND,
     neighbor_stat::COMMAND,
     doc_train_input::COMMAND,
+    plot::COMMAND,
 ];
 
 /// What stands before the subcommand.
@@ -50,19 +65,48 @@ pub struct Global {
     pub backend: Option<backend::Backend>,
 }
 
-/// Runs the program: the exit code is 0, 1 for an error, 2 for a line that cannot be understood.
+/// Runs the program.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let matches = match definition().try_get_matches_from(args) {
+    run(args).into()
+}
+
+/// What the program does: the exit code is 0, 1 for an error, 2 for a line that cannot be understood, 128 + n after signal n.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
+    survive_file_size_limits();
+    let matches = match definition().try_get_matches_from(with_addresses(args)) {
         Ok(matches) => matches,
         Err(error) => return misunderstood(&error, "dp", COMMANDS),
     };
     match dispatch(&matches) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
             complain(&error);
-            ExitCode::FAILURE
+            error.status()
         }
     }
+}
+
+/// `--dashboard` may be followed by an address or by something else, such as the input: an address belongs to it.
+fn with_addresses(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut joined: Vec<OsString> = Vec::new();
+    for arg in args {
+        let is_address = arg.to_str().is_some_and(|text| text.parse::<DashboardOptions>().is_ok());
+        match joined.last_mut() {
+            Some(last) if last == "--dashboard" && is_address && !arg.is_empty() => {
+                last.push("=");
+                last.push(arg);
+            }
+            _ => joined.push(arg),
+        }
+    }
+    joined
+}
+
+/// A write beyond `ulimit -f` then fails with an error that names the file, where it would kill the process.
+fn survive_file_size_limits() {
+    // Where the handler cannot be set, the limit ends the process as it does others.
+    static SEEN: AtomicBool = AtomicBool::new(false);
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, &SEEN);
 }
 
 /// The whole command line.
@@ -71,14 +115,18 @@ pub fn definition() -> clap::Command {
         .about("Phalanx: trains Deep Potential models, with the commands, inputs and files of DeePMD-kit")
         .version(env!("CARGO_PKG_VERSION"))
         .disable_version_flag(true)
-        .arg(clap::arg!(--version "Print the version").action(clap::ArgAction::SetTrue))
-        .disable_help_subcommand(true)
+        .arg(version_flag())
         .infer_long_args(true)
         .max_term_width(110)
         .after_help(
             "`dp train input.json` starts a training run; `dp COMMAND -h` tells more about a command.",
         );
     absent::add_all(with_commands(program, COMMANDS))
+}
+
+/// `-V` and `--version`, which print more than a number.
+fn version_flag() -> clap::Arg {
+    clap::arg!(-V --version "Print the version").action(clap::ArgAction::SetTrue)
 }
 
 /// A program with its subcommands.
@@ -116,18 +164,18 @@ fn typed<T: FromArgMatches>(matches: &ArgMatches) -> T {
 }
 
 /// Help goes to standard output; a mistake goes to standard error in the form of all errors.
-fn misunderstood(error: &clap::Error, program: &str, commands: &[Command]) -> ExitCode {
+fn misunderstood(error: &clap::Error, program: &str, commands: &[Command]) -> u8 {
     if !error.use_stderr() {
         // A closed pipe has nobody behind it who could be told.
         let _ = error.print();
-        return ExitCode::SUCCESS;
+        return 0;
     }
     let text = match error.get(ContextKind::InvalidSubcommand) {
         Some(ContextValue::String(name)) => format!("error: {}\n", unknown_command(program, name, commands)),
         _ => error.render().to_string().replace("\n  tip: ", "\n  help: "),
     };
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
-    ExitCode::from(2)
+    2
 }
 
 fn unknown_command(program: &str, name: &str, commands: &[Command]) -> Error {

@@ -7,8 +7,8 @@ use crate::err;
 use crate::error::Result;
 use crate::export::deepmd;
 use crate::export::tree::{Map, Node, VARIABLES};
+use crate::infer::load::load_model;
 use crate::model::dp::spec::{DpModel, Net};
-use crate::train::load::load_model;
 use clap::Args;
 use std::path::PathBuf;
 

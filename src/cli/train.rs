@@ -6,6 +6,7 @@ use super::{Command, Global, typed};
 use crate::engine::choice::DeviceChoice;
 use crate::err;
 use crate::error::Result;
+use crate::report::dashboard::DashboardOptions;
 use crate::report::log;
 use crate::train::{RunOptions, Start};
 use clap::Args;
@@ -16,10 +17,21 @@ pub(super) const COMMAND: Command = Command {
     name: "train",
     about: "Train a model",
     examples: "Examples:\n  dp train input.json\n  dp train input.json --restart model.ckpt\n  \
+               dp train input.json --resume auto\n  \
                dp train input.json --init-model model.ckpt\n  mpirun -n 4 dp train input.json",
     define: TrainFlags::augment_args,
     run: |matches, global| typed::<TrainFlags>(matches).resolve(*global).and_then(run),
 };
+
+/// What a backend's checkpoint `model.ckpt` ends in: DP-GEN looks for these files, takes them to the next iteration and restarts
+/// where they are. Ours has these names too where a backend was named.
+fn checkpoint_endings(backend: Option<Backend>) -> &'static [&'static str] {
+    match backend {
+        Some(Backend::PyTorch | Backend::PyTorchExportable) => &[".pt"],
+        Some(Backend::TensorFlow) => &[".index", ".meta", ".data-00000-of-00001"],
+        _ => &[],
+    }
+}
 
 /// The command line of `dp train`, as typed.
 #[derive(Debug, Clone, clap::Args)]
@@ -33,6 +45,10 @@ struct TrainFlags {
     /// Continue the run that wrote a checkpoint: model.ckpt, model.ckpt-1000.phx, or the folder
     #[arg(short = 'r', long, value_name = "CHECKPOINT", group = "start")]
     restart: Option<PathBuf>,
+    /// auto: continue from the newest complete checkpoint of this run, or begin where there is none; never: begin anew,
+    /// whatever training.resume says (Phalanx only)
+    #[arg(long, value_name = "MODE", value_parser = ["auto", "never"], conflicts_with = "restart")]
+    resume: Option<String>,
     /// Start with the weights of a model file (.dp or .yaml), at step 0
     #[arg(short = 'f', long, value_name = "MODEL", group = "start")]
     init_frz_model: Option<PathBuf>,
@@ -48,11 +64,15 @@ struct TrainFlags {
     /// Leave the neighbour statistics out: sel is neither checked nor found
     #[arg(long)]
     skip_neighbor_stat: bool,
+    /// Replace the learning curve and checkpoints of an earlier run without a backup (Phalanx only)
+    #[arg(long)]
+    no_backup: bool,
     /// A branch of a multi-task model; refused, as models here have one task
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     model_branch: String,
-    /// Take from the checkpoint what fits, and start the rest afresh
+    /// Accepted, as DeePMD-kit's users have it in their scripts; what does not fit is an error here all the same
     #[arg(long)]
+    #[allow(dead_code)]
     force_load: bool,
     /// Where to compute: auto, cpu, cuda or cuda:INDEX (Phalanx only)
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceChoice::from_str)]
@@ -60,6 +80,22 @@ struct TrainFlags {
     /// At the end, tell where the time went (Phalanx only)
     #[arg(long)]
     profile: bool,
+    /// Serve a page that shows the run: curves, speed, log (Phalanx only)
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        value_parser = DashboardOptions::from_str
+    )]
+    dashboard: Option<DashboardOptions>,
+    /// With --dashboard: whoever can reach the address may look
+    #[arg(long, requires = "dashboard")]
+    dashboard_for_all: bool,
+    /// Exit with 0 also after SIGTERM, SIGINT or SIGHUP, instead of 143, 130 or 129 (Phalanx only)
+    #[arg(long)]
+    zero_on_stop: bool,
     /// With several processes: only rank 0 logs, all log to one place, or each to its own file
     #[arg(
         short = 'm',
@@ -80,10 +116,6 @@ impl TrainFlags {
             return Err(err!("--model-branch {}: multi-task training is not supported", self.model_branch)
                 .help("train one model for each task"));
         }
-        if self.force_load {
-            return Err(err!("--force-load: parameters that do not fit are an error here, never left out")
-                .help("start from a model with the same type_map, descriptor and fitting_net"));
-        }
         let start = match (self.init_model, self.restart, self.init_frz_model, self.finetune) {
             (_, Some(path), _, _) => Start::Restart(path),
             (_, _, _, Some(path)) => Start::Finetune(path),
@@ -91,17 +123,24 @@ impl TrainFlags {
             _ => Start::Fresh,
         };
         let options = RunOptions {
-            input: self.input,
+            input: self.input.into(),
             start,
             output: self.output,
             skip_neighbor_stat: self.skip_neighbor_stat,
+            no_backup: self.no_backup,
             use_pretrain_script: self.use_pretrain_script,
+            checkpoint_endings: checkpoint_endings(global.backend),
             pytorch_conventions: global.backend == Some(Backend::PyTorch),
             device: self.device,
             profile: self.profile,
+            dashboard: self
+                .dashboard
+                .map(|options| if self.dashboard_for_all { options.for_all() } else { options }),
             log_level: log::parse_level(&self.log.log_level)?,
             log_path: self.log.log_path,
             mpi_log: self.mpi_log.parse()?,
+            zero_on_stop: self.zero_on_stop,
+            resume: self.resume.map(|mode| mode == "auto"),
         };
         Ok(options)
     }
@@ -115,6 +154,7 @@ fn run(options: RunOptions) -> Result<()> {
 mod tests {
     use super::*;
     use crate::report::log::MpiLog;
+    use crate::train::InputSource;
 
     fn args(line: &str) -> Result<RunOptions> {
         let matches = super::super::definition()
@@ -127,7 +167,8 @@ mod tests {
     #[test]
     fn a_bare_line_has_the_defaults_of_deepmd_kit() {
         let args = args("dp --pt train input.json").unwrap();
-        assert_eq!((args.input, args.output), ("input.json".into(), "out.json".into()));
+        assert_eq!(args.input, InputSource::File("input.json".into()));
+        assert_eq!(args.output, PathBuf::from("out.json"));
         assert_eq!(
             (args.start, args.mpi_log, args.device),
             (Start::Fresh, MpiLog::Master, DeviceChoice::Auto)

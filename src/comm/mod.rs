@@ -6,10 +6,13 @@
 //! Every rank must run the same collectives in the same order. A rank that dies or falls silent becomes an error on
 //! all the others that names it: see [`pulse`].
 
+pub mod about;
 pub mod element;
 pub mod options;
 pub mod pulse;
 pub(crate) mod process;
+mod secret;
+mod gate;
 mod net;
 mod star;
 mod pairwise;
@@ -110,8 +113,8 @@ const COMMUNICATORS: &[Engine] = &[
 
 /// Joins all ranks of the job.
 ///
-/// Fails on every rank when it fails on one; the message is the same on all of them wherever the cause is, so that
-/// it is enough if rank 0 shows it.
+/// Fails on every rank when it fails on one. An error that another rank is sure to show, because it has seen the same or has
+/// published it, is marked so (see [`Error::told_elsewhere`]).
 pub fn connect(launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communicator>> {
     let mut meeting = Meeting::new(launch, options);
     let mut tried = Vec::new();
@@ -132,23 +135,17 @@ pub fn connect(launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communi
             Attempt::NotForUs(why) => tried.push(format!("{}: {why}", engine.name)),
             Attempt::Failed(error) => {
                 tried.push(format!("{}: {}", engine.name, error.message()));
-                return Err(refuse(launch, &tried, error.advice()));
+                let refused = refuse(launch, &tried, error.advice());
+                return Err(if error.is_told_elsewhere() { refused.told_elsewhere() } else { refused });
             }
         }
     }
     let built_without = !cfg!(feature = "gloo") && options.engine.as_deref() == Some("gloo");
-    Err(refuse(launch, &tried, built_without.then_some(NO_GLOO)))
+    Err(launch.one_of_host_tells(refuse(launch, &tried, built_without.then_some(NO_GLOO))))
 }
 
 const NO_GLOO: &str =
     "this program was built without Gloo: build it with `cargo build --release --features gloo`";
-
-/// Whether an error of [`connect`] means that rank 0 is not there, so that it cannot be the one to tell the user.
-pub fn rank_zero_is_missing(error: &Error) -> bool {
-    ["cannot reach rank 0", "rank 0 did not come", "rank 0 cannot be found"]
-        .iter()
-        .any(|sign| error.message().contains(sign))
-}
 
 /// The one message for a job whose ranks cannot be joined.
 fn refuse(launch: &Launch, tried: &[String], advice: Option<&str>) -> Error {

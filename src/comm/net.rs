@@ -1,15 +1,18 @@
 //! Finding and opening TCP connections between ranks.
 //!
 //! Each rank listens, tells the others its addresses through whatever meeting place there is, and dials those of
-//! lower rank. A listener's random key travels the same way: who does not know it is no rank of this job, and a
-//! dialled address that does not answer with it is another host with the same private address.
+//! lower rank. A listener's random number travels the same way and makes, with the key of the job, the key of that listener:
+//! who does not have it is no rank of this job, and a dialled address that does not either is another host with the same
+//! private address (see `gate`). The listener is closed when all have called.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::CommOptions;
+use super::gate::{self, Gate};
 use super::pulse::name_ranks;
+use super::secret::Key;
 use crate::err;
 use crate::error::Result;
 
@@ -24,31 +27,38 @@ pub struct Lanes {
     pub health: Vec<Option<TcpStream>>,
 }
 
-const MAGIC: u64 = 0x5048_414c_414e_5832;
-const HELLO: usize = 24;
 const DATA: u32 = 0;
 const HEALTH: u32 = 1;
+/// How long one address may take to answer before the next is tried. All are tried again until the deadline.
+const ONE_ADDRESS: Duration = Duration::from_secs(3);
 
-/// Connects all ranks. `local` is an address of this host that others can reach, if one is known.
-pub fn connect(
-    rank: usize,
-    size: usize,
-    with_data: bool,
-    local: Option<IpAddr>,
-    options: &CommOptions,
-    exchange: Exchange,
-) -> Result<Lanes> {
-    let key = random();
-    let listener =
-        TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(|e| err!("cannot listen for ranks: {e}"))?;
-    let port = listener.local_addr().map_err(|e| err!("cannot listen for ranks: {e}"))?.port();
-    let card = Card { key, addresses: addresses(local, options.interface.as_deref())?, port };
+/// This rank among those that connect.
+pub struct Place {
+    pub rank: usize,
+    pub size: usize,
+    /// All ranks are on this host.
+    pub one_host: bool,
+    /// An address of this host that others can reach, if one is known.
+    pub local: Option<IpAddr>,
+    /// What only ranks of this job have.
+    pub key: Key,
+}
+
+/// Connects all ranks; `with_data`: not only for signs of life.
+pub fn connect(place: &Place, with_data: bool, options: &CommOptions, exchange: Exchange) -> Result<Lanes> {
+    let (rank, size) = (place.rank, place.size);
+    let addresses = addresses(place, options.interface.as_deref())?;
+    let cannot = |e: io::Error| err!("cannot listen for ranks: {e}");
+    let listener = listen(&addresses).map_err(cannot)?;
+    let port = listener.local_addr().map_err(cannot)?.port();
+    let card = Card { number: random(), addresses, port };
     let cards = exchange(card.write().as_bytes())?;
     let cards = cards.iter().map(|card| Card::read(card)).collect::<Result<Vec<_>>>()?;
     let deadline = Instant::now() + options.limit;
     let expected = expected_callers(rank, size, with_data);
-    let accepting = std::thread::spawn(move || accept(&listener, key, expected, size, deadline));
-    let dialled = dial_all(rank, &cards, with_data, deadline);
+    let gate = Gate::new(listener, card.key(&place.key), expected.len()).map_err(cannot)?;
+    let accepting = std::thread::spawn(move || accept(gate, expected, size, deadline));
+    let dialled = dial_all(place, &cards, with_data, deadline);
     let accepted = accepting.join().map_err(|_| err!("the thread that accepts ranks panicked"))?;
     let (mut lanes, mut more) = (accepted?, dialled?);
     for (have, new) in
@@ -59,6 +69,15 @@ pub fn connect(
     Ok(lanes)
 }
 
+/// Listens at the one address that others are told of, or at all where there are several: nobody knows yet which one
+/// the others can reach.
+fn listen(addresses: &[IpAddr]) -> io::Result<TcpListener> {
+    match addresses {
+        [one] => TcpListener::bind((*one, 0)),
+        _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)),
+    }
+}
+
 /// Who dials me, as (rank, lane).
 fn expected_callers(rank: usize, size: usize, with_data: bool) -> Vec<(usize, u32)> {
     let data = (rank + 1..size).filter(|_| with_data).map(|r| (r, DATA));
@@ -66,13 +85,13 @@ fn expected_callers(rank: usize, size: usize, with_data: bool) -> Vec<(usize, u3
     data.chain(health).collect()
 }
 
-fn dial_all(rank: usize, cards: &[Card], with_data: bool, deadline: Instant) -> Result<Lanes> {
+fn dial_all(place: &Place, cards: &[Card], with_data: bool, deadline: Instant) -> Result<Lanes> {
     let mut lanes = Lanes::none(cards.len());
-    for peer in (0..rank).filter(|_| with_data) {
-        lanes.data[peer] = Some(dial(&cards[peer], peer, rank, DATA, deadline)?);
+    for peer in (0..place.rank).filter(|_| with_data) {
+        lanes.data[peer] = Some(dial(place, &cards[peer], peer, DATA, deadline)?);
     }
-    if rank > 0 {
-        lanes.health[0] = Some(dial(&cards[0], 0, rank, HEALTH, deadline)?);
+    if place.rank > 0 {
+        lanes.health[0] = Some(dial(place, &cards[0], 0, HEALTH, deadline)?);
     }
     Ok(lanes)
 }
@@ -86,7 +105,7 @@ impl Lanes {
 
 /// What a rank tells the others about its listener.
 struct Card {
-    key: u64,
+    number: u64,
     addresses: Vec<IpAddr>,
     port: u16,
 }
@@ -94,29 +113,37 @@ struct Card {
 impl Card {
     fn write(&self) -> String {
         let addresses = self.addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
-        format!("{} {} {addresses}", self.key, self.port)
+        format!("{} {} {addresses}", self.number, self.port)
     }
 
     fn read(bytes: &[u8]) -> Result<Card> {
         let text = String::from_utf8_lossy(bytes);
         let read = || {
             let mut words = text.split(' ');
-            let (key, port) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            let (number, port) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
             let addresses = words.next()?.split(',').map(|a| a.parse().ok()).collect::<Option<_>>()?;
-            Some(Card { key, addresses, port })
+            Some(Card { number, addresses, port })
         };
         read().ok_or_else(|| err!("a rank gave an address that cannot be read: {text:?}"))
     }
+
+    /// The key of this listener.
+    fn key(&self, job: &Key) -> Key {
+        job.derive(&self.number.to_le_bytes())
+    }
 }
 
-/// Tries the addresses of a rank in turn until one answers with the right key.
-fn dial(card: &Card, peer: usize, rank: usize, lane: u32, deadline: Instant) -> Result<TcpStream> {
+/// Tries the addresses of a rank in turn until one answers with the right key. A rank that is slow to answer is called again:
+/// it lets nobody in who has given up waiting.
+fn dial(place: &Place, card: &Card, peer: usize, lane: u32, deadline: Instant) -> Result<TcpStream> {
+    let (rank, key) = (place.rank, card.key(&place.key));
     let mut last = io::Error::other("it gave no address");
     loop {
         for address in &card.addresses {
-            match dial_one(SocketAddr::new(*address, card.port), card.key, rank, lane) {
+            let address = SocketAddr::new(*address, card.port);
+            match dial_one(address, &key, rank, lane, deadline) {
                 Ok(stream) => return Ok(stream),
-                Err(e) => last = io::Error::new(e.kind(), format!("{address}:{}: {e}", card.port)),
+                Err(e) => last = io::Error::new(e.kind(), format!("{address}: {e}")),
             }
         }
         if Instant::now() >= deadline {
@@ -128,74 +155,44 @@ fn dial(card: &Card, peer: usize, rank: usize, lane: u32, deadline: Instant) -> 
     }
 }
 
-fn dial_one(address: SocketAddr, key: u64, rank: usize, lane: u32) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(3))?;
+fn dial_one(
+    address: SocketAddr,
+    key: &Key,
+    rank: usize,
+    lane: u32,
+    deadline: Instant,
+) -> io::Result<TcpStream> {
+    let patience = deadline.saturating_duration_since(Instant::now()).min(ONE_ADDRESS);
+    let patience = patience.max(Duration::from_millis(50));
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_secs(3)))?;
-    let mut hello = [0; HELLO];
-    hello[..8].copy_from_slice(&MAGIC.to_le_bytes());
-    hello[8..16].copy_from_slice(&key.to_le_bytes());
-    hello[16..20].copy_from_slice(&(rank as u32).to_le_bytes());
-    hello[20..].copy_from_slice(&lane.to_le_bytes());
-    stream.write_all(&hello)?;
-    let mut answer = [0; 8];
-    stream.read_exact(&mut answer)?;
-    if answer != (!key).to_le_bytes() {
-        return Err(io::Error::other("another program answers there"));
-    }
-    stream.set_read_timeout(None)?;
+    gate::introduce(&mut stream, key, rank, lane, Instant::now() + patience)?;
     Ok(stream)
 }
 
 /// Accepts until everyone expected has called.
-fn accept(
-    listener: &TcpListener,
-    key: u64,
-    mut expected: Vec<(usize, u32)>,
-    size: usize,
-    deadline: Instant,
-) -> Result<Lanes> {
+fn accept(mut gate: Gate, mut expected: Vec<(usize, u32)>, size: usize, deadline: Instant) -> Result<Lanes> {
     let mut lanes = Lanes::none(size);
-    listener.set_nonblocking(true).map_err(|e| err!("cannot listen for ranks: {e}"))?;
     while !expected.is_empty() {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                let Ok((stream, rank, lane)) = greet(stream, key) else { continue };
-                let Some(at) = expected.iter().position(|caller| *caller == (rank, lane)) else { continue };
-                expected.swap_remove(at);
-                let lane = if lane == DATA { &mut lanes.data } else { &mut lanes.health };
-                lane[rank] = Some(stream);
-            }
-            Err(_) if Instant::now() >= deadline => {
-                let mut missing: Vec<usize> = expected.iter().map(|(rank, _)| *rank).collect();
-                missing.sort_unstable();
-                missing.dedup();
-                return Err(err!("no connection came from {}", name_ranks(&missing)));
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(2)),
-        }
+        let Some(caller) = gate.next(deadline.saturating_duration_since(Instant::now())) else {
+            let mut missing: Vec<usize> = expected.iter().map(|(rank, _)| *rank).collect();
+            missing.sort_unstable();
+            missing.dedup();
+            return Err(err!("no connection came from {}", name_ranks(&missing)));
+        };
+        let called = (caller.rank, caller.lane);
+        let Some(at) = expected.iter().position(|wanted| *wanted == called) else { continue };
+        expected.swap_remove(at);
+        let lane = if caller.lane == DATA { &mut lanes.data } else { &mut lanes.health };
+        lane[caller.rank] = Some(caller.stream);
     }
     Ok(lanes)
 }
 
-fn greet(mut stream: TcpStream, key: u64) -> io::Result<(TcpStream, usize, u32)> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    let mut hello = [0; HELLO];
-    stream.read_exact(&mut hello)?;
-    if hello[..8] != MAGIC.to_le_bytes() || hello[8..16] != key.to_le_bytes() {
-        return Err(io::Error::other("not a rank of this job"));
-    }
-    stream.write_all(&(!key).to_le_bytes())?;
-    stream.set_read_timeout(None)?;
-    let number = |at: usize| u32::from_le_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
-    Ok((stream, number(16) as usize, number(20)))
-}
-
-/// The addresses to be reached at, best first: of the interface that the user chose; or the one that reaches the
-/// meeting place, then all others, then loopback for ranks of this host.
-fn addresses(local: Option<IpAddr>, interface: Option<&str>) -> Result<Vec<IpAddr>> {
+/// The addresses to be reached at: of the interface that the user chose; loopback where all ranks are on this host; the one that
+/// reaches the meeting place, where that is on another host or was named by a network's address; or, where none is known,
+/// all, then loopback for ranks of this host.
+fn addresses(place: &Place, interface: Option<&str>) -> Result<Vec<IpAddr>> {
     let all = interfaces();
     if let Some(wanted) = interface {
         let chosen: Vec<IpAddr> = all.iter().filter(|(name, _)| name == wanted).map(|(_, a)| *a).collect();
@@ -209,8 +206,13 @@ fn addresses(local: Option<IpAddr>, interface: Option<&str>) -> Result<Vec<IpAdd
         }
         return Ok(chosen);
     }
-    let mut addresses: Vec<IpAddr> = local.into_iter().filter(|a| a.is_ipv4() && !a.is_loopback()).collect();
-    addresses.extend(all.iter().map(|(_, a)| *a).filter(|a| !a.is_loopback()));
+    if place.one_host {
+        return Ok(vec![Ipv4Addr::LOCALHOST.into()]);
+    }
+    if let Some(local) = place.local.filter(|a| a.is_ipv4() && !a.is_loopback()) {
+        return Ok(vec![local]);
+    }
+    let mut addresses: Vec<IpAddr> = all.iter().map(|(_, a)| *a).filter(|a| !a.is_loopback()).collect();
     addresses.push(Ipv4Addr::LOCALHOST.into());
     let mut seen = std::collections::HashSet::new();
     addresses.retain(|a| seen.insert(*a));
@@ -218,7 +220,7 @@ fn addresses(local: Option<IpAddr>, interface: Option<&str>) -> Result<Vec<IpAdd
 }
 
 /// Every IPv4 address of this host with the name of its interface.
-fn interfaces() -> Vec<(String, IpAddr)> {
+pub fn interfaces() -> Vec<(String, IpAddr)> {
     let mut found = Vec::new();
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the system fills `list`, which is walked once and given back.

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::about::About;
+use super::secret::Secret;
 use crate::err;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::launch::Env;
 
 /// Limits and preferences. The defaults serve; the environment may change them.
@@ -28,6 +30,12 @@ pub struct CommOptions {
     /// The network interface to be reached at, such as "eth1". `PHALANX_COMM_INTERFACE`, or `GLOO_SOCKET_IFNAME`
     /// and `HOROVOD_GLOO_IFACE`, which users of torchrun and horovodrun set already.
     pub interface: Option<String>,
+    /// What ranks on several hosts recognise each other by: `PHALANX_COMM_SECRET` (words), or `PHALANX_COMM_SECRET_FILE`.
+    pub secret: Secret,
+    /// What all ranks of this job have in common, as far as this one knows.
+    pub about: About,
+    /// Says a line that the user must see although this process cannot go on, or may be ended at any moment.
+    pub last_words: fn(&Error),
 }
 
 impl Default for CommOptions {
@@ -40,6 +48,9 @@ impl Default for CommOptions {
             mpi_library: None,
             mpi_roots: Vec::new(),
             interface: None,
+            secret: Secret::default(),
+            about: About::default(),
+            last_words: |error| log::error!("{error}"),
         }
     }
 }
@@ -70,6 +81,12 @@ impl CommOptions {
             interface: ["PHALANX_COMM_INTERFACE", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"]
                 .iter()
                 .find_map(|name| text(name)),
+            secret: match (text("PHALANX_COMM_SECRET"), text("PHALANX_COMM_SECRET_FILE")) {
+                (Some(words), _) => Secret::Words(words),
+                (None, Some(path)) => Secret::File(path.into()),
+                (None, None) => Secret::Unnamed,
+            },
+            ..default
         })
     }
 

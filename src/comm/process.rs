@@ -43,6 +43,15 @@ impl Watched {
     }
 }
 
+/// Returns when one of these has ended, or after `limit`.
+pub fn await_an_end(watched: &[Watched], limit: std::time::Duration) {
+    let entry = |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut list: Vec<libc::pollfd> =
+        watched.iter().filter_map(|one| one.handle.as_ref().map(entry)).collect();
+    // SAFETY: the list lives through the call and its length is right.
+    unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, limit.as_millis() as i32) };
+}
+
 /// One process on the way up to the first.
 #[derive(Debug, Clone)]
 pub struct Ancestor {
@@ -82,8 +91,13 @@ impl Ancestor {
 
 /// The processes that started us, nearest first.
 pub fn ancestors() -> Vec<Ancestor> {
+    above(std::process::id())
+}
+
+/// The processes that started another one, nearest first.
+fn above(pid: u32) -> Vec<Ancestor> {
     let mut found = Vec::new();
-    let mut pid = std::os::unix::process::parent_id();
+    let mut pid = stat(pid).map_or(0, |stat| stat.parent);
     while pid > 1 && found.len() < 64 {
         let Some(stat) = stat(pid) else { break };
         let program = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
@@ -115,6 +129,39 @@ pub fn launcher() -> Option<Ancestor> {
     ancestors()
         .into_iter()
         .find(|a| NAMES.iter().any(|name| a.name == *name || a.name.starts_with("slurmstepd")))
+}
+
+/// A rank of this host, as a process.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankProcess {
+    pub rank: usize,
+    pub pid: u32,
+    /// Stopped by a signal or a debugger.
+    pub stopped: bool,
+}
+
+/// The ranks of this host that the same launcher process has started, as far as the system shows them.
+pub fn ranks_of_this_host() -> Vec<RankProcess> {
+    let Some(launcher) = launcher() else { return Vec::new() };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let rank = |pid: u32| {
+        let (rank, state) = (rank_of(pid)?, stat(pid)?.state);
+        let ours = above(pid).iter().any(|a| (a.pid, a.start) == (launcher.pid, launcher.start));
+        let alive = !matches!(state, 'Z' | 'X');
+        (ours && alive).then_some(RankProcess { rank, pid, stopped: matches!(state, 'T' | 't') })
+    };
+    let mut found: Vec<RankProcess> = pids.filter_map(rank).collect();
+    found.sort_by_key(|process| process.rank);
+    found
+}
+
+/// The rank of a process, by what an MPI launcher told it.
+fn rank_of(pid: u32) -> Option<usize> {
+    const NAMES: [&[u8]; 4] = [b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=", b"PMIX_RANK=", b"SLURM_PROCID="];
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let value = |name: &&[u8]| environment.split(|&byte| byte == 0).find_map(|e| e.strip_prefix(*name));
+    std::str::from_utf8(NAMES.iter().find_map(value)?).ok()?.parse().ok()
 }
 
 /// Which host, and which view of its processes, this process lives in. Ranks that agree can share memory.

@@ -8,8 +8,10 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
+use super::Communicator;
 use super::element::share;
 use super::shm::Mapping;
+use crate::error::Result;
 
 /// Slices begin at multiples of this: pages and lines of the cache have one owner, and whatever is computed cell by cell does not
 /// depend on the number of ranks.
@@ -22,6 +24,23 @@ const STRIP: usize = 256;
 pub fn slice_of(n: usize, parts: usize, part: usize) -> Range<usize> {
     let cells = share(n.div_ceil(CELL), parts, part);
     (cells.start * CELL).min(n)..(cells.end * CELL).min(n)
+}
+
+/// The owners' slices for all, of numbers that only their owners have kept up to date, such as the state of an optimiser. `slice`
+/// is this rank's.
+pub fn gather_slices(ranks: &mut dyn Communicator, x: &mut [f64], slice: Range<usize>) -> Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let mut mine = (slice.start as u64).to_le_bytes().to_vec();
+    mine.extend(x[slice].iter().flat_map(|x| x.to_le_bytes()));
+    for theirs in ranks.all_gather(&mine)? {
+        let (words, _) = theirs.as_chunks::<8>();
+        let Some((start, numbers)) = words.split_first() else { continue };
+        let out = x[u64::from_le_bytes(*start) as usize..].iter_mut();
+        out.zip(numbers).for_each(|(x, bytes)| *x = f64::from_le_bytes(*bytes));
+    }
+    Ok(())
 }
 
 /// This rank's term of a sum over ranks. Dereferences to its numbers.

@@ -4,6 +4,7 @@ use crate::config::table::{Choice, Default, Key, Kind, Status, TAG, Table, Varia
 use crate::err;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
+use std::path::Path;
 
 /// More errors than these are not shown at once.
 const MOST_ERRORS: usize = 8;
@@ -197,6 +198,9 @@ impl Checker {
     fn value(&mut self, path: &str, kind: &Kind, unit: &str, value: &Value) -> Option<Value> {
         match (kind, value) {
             (Kind::Any, _) | (Kind::Null, Value::Null) | (Kind::Bool, Value::Bool(_)) => Some(value.clone()),
+            (Kind::Bool, Value::String(word)) if spelled_bool(word).is_some() => {
+                spelled_bool(word).map(Value::Bool)
+            }
             (Kind::Text, Value::String(_)) => Some(value.clone()),
             (Kind::Int(..), Value::Number(_)) => self.int(path, kind, unit, value),
             (Kind::Float(range), Value::Number(n)) => match n.as_f64() {
@@ -325,7 +329,7 @@ fn has_shape(kind: &Kind, value: &Value) -> bool {
     match kind {
         Kind::Any => true,
         Kind::Null => value.is_null(),
-        Kind::Bool => value.is_boolean(),
+        Kind::Bool => value.is_boolean() || value.as_str().is_some_and(|word| spelled_bool(word).is_some()),
         Kind::Int(..) => whole_number(value).is_some(),
         Kind::Float(_) => value.is_number(),
         Kind::Text | Kind::Choice(_) | Kind::Pattern(_) => value.is_string(),
@@ -401,6 +405,28 @@ pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Str
             format!("did you mean `{k}`? ")
         }
         _ => String::new(),
+    }
+}
+
+/// `yes`, `no`, `on` and `off`, which YAML files are full of. Names of elements stay names: only who wants a yes or no asks.
+fn spelled_bool(word: &str) -> Option<bool> {
+    match word {
+        "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Some(true),
+        "no" | "No" | "NO" | "off" | "Off" | "OFF" => Some(false),
+        _ => None,
+    }
+}
+
+/// Names beside a path that is not there which it may have meant; empty where there are none.
+pub fn did_you_mean_path(path: &Path) -> String {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return String::new() };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    match names.iter().find(|known| known.starts_with(name)) {
+        Some(longer) => format!("did you mean `{longer}`? "),
+        None => did_you_mean(name, names.iter().map(String::as_str)),
     }
 }
 

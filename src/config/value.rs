@@ -1,5 +1,6 @@
 //! A JSON or YAML file becomes one value that keeps the order of its keys.
 
+use super::check::did_you_mean_path;
 use crate::error::{Error, IoContext, Result};
 use crate::{bail, err};
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -7,8 +8,9 @@ use serde_json::{Map, Number, Value};
 use std::fmt;
 use std::path::Path;
 
-/// An input file is written by hand. What is larger than this is something else.
-const LARGEST_FILE_BYTES: u64 = 64 << 20;
+/// An input file is written by hand, or lists some ten thousand systems. What is larger than this is something else, and
+/// would take many times its size in memory.
+const LARGEST_FILE_BYTES: u64 = 16 << 20;
 
 /// Deeper nesting is refused before it can exhaust the stack.
 const DEEPEST_NESTING: usize = 100;
@@ -17,9 +19,18 @@ const DEEPEST_NESTING: usize = 100;
 ///
 /// A key that stands twice in one object is an error, and so is a number that is not finite.
 pub fn read(path: &Path) -> Result<Value> {
-    let size = std::fs::metadata(path).io("read", path)?.len();
+    let size = std::fs::metadata(path).io("read", path).map_err(|e| match did_you_mean_path(path) {
+        hint if hint.is_empty() => e,
+        hint => e.help(hint.trim_end()),
+    })?;
+    let size = size.len();
     if size > LARGEST_FILE_BYTES {
-        bail!("{}: {} MB are too much for an input file", path.display(), size >> 20);
+        bail!(
+            "{}: {} MB are too much for an input file; at most {} MB are read",
+            path.display(),
+            size >> 20,
+            LARGEST_FILE_BYTES >> 20
+        );
     }
     let bytes = std::fs::read(path).io("read", path)?;
     let text = std::str::from_utf8(&bytes)

@@ -247,11 +247,11 @@ fn hdf5_places_are_named_in_errors() {
 }
 
 /// `$PHALANX_DATA`, or the data beside the project; `None` where it is not there.
-fn shared_data(test: &str) -> Option<PathBuf> {
+fn shared_data() -> Option<PathBuf> {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
     let folder = std::env::var_os("PHALANX_DATA").map_or_else(default, PathBuf::from);
     if !folder.join("water").is_dir() {
-        println!("skipped {test}: no data in {}", folder.display());
+        crate::skip::skip(format!("no data in {}", folder.display()));
         return None;
     }
     Some(folder)
@@ -259,7 +259,7 @@ fn shared_data(test: &str) -> Option<PathBuf> {
 
 #[test]
 fn data_that_deepmd_kit_users_share_opens_and_is_sound() {
-    let Some(folder) = shared_data("data_that_deepmd_kit_users_share_opens_and_is_sound") else { return };
+    let Some(folder) = shared_data() else { return };
     for (part, map, systems) in
         [("tiny", vec!["A", "B", "C", "H", "O", "N"], 4), ("water", vec!["O", "H"], 4)]
     {

@@ -2,6 +2,7 @@
 
 use super::format::{FORMATS, systems_in_file};
 use super::options::DataOptions;
+use crate::config::check::did_you_mean_path;
 use crate::error::{IoContext, Result};
 use crate::{bail, err};
 use glob::{MatchOptions, Pattern};
@@ -50,8 +51,10 @@ fn in_file(entry: &str) -> Result<Vec<String>> {
     if !FORMATS.iter().any(|format| format.recognises(entry)) {
         let help = if entry.contains(['*', '?', '[']) {
             "systems are not patterns; name the folder above them and put patterns into rglob_patterns"
+                .to_string()
         } else {
-            "relative paths start at the folder that dp was started in"
+            let near = did_you_mean_path(Path::new(entry.split('#').next().unwrap_or(entry)));
+            format!("{near}relative paths start at the folder that dp was started in")
         };
         return Err(err!("{entry}: no such system").help(help));
     }

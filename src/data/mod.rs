@@ -3,6 +3,7 @@
 pub mod frame; // one configuration of atoms with its labels
 pub mod options; // where the data is and how it is drawn, as meant
 pub mod field; // the table of arrays that a system may hold
+pub mod npy; // the header of npy files
 pub mod format; // npy, raw, HDF5: how a system is stored
 pub mod system; // frames of the same atoms, opened but not read
 pub mod check; // NaN, impossible cells and wrong types, found before training starts

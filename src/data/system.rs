@@ -87,6 +87,22 @@ impl System {
         self.sets.iter().all(|set| set.arrays.iter().any(|stored| stored.field == field))
     }
 
+    /// The energies of all frames; none where it has none.
+    pub fn energies(&self) -> Result<Vec<f64>> {
+        let mut all = Vec::new();
+        if !self.has(Field::Energy) {
+            return Ok(all);
+        }
+        for set in &self.sets {
+            for stored in set.arrays.iter().filter(|stored| stored.field == Field::Energy) {
+                let mut values = vec![0.0; set.n_frames * stored.width];
+                stored.array.read(&mut values, 0, set.n_frames)?;
+                all.extend(values);
+            }
+        }
+        Ok(all)
+    }
+
     /// Reads one frame: opens its files, reads that frame's bytes, closes them.
     pub fn read_frame(&self, index: usize) -> Result<Frame> {
         assert!(index < self.n_frames, "frame {index} of a system with {} frames", self.n_frames);

@@ -1,7 +1,7 @@
 //! Where to compute: what the user asked for, and the device that this rank gets.
 
-use super::cuda::Cuda;
 use crate::error::{Error, Result};
+use crate::gpu::Cuda;
 use crate::{bail, err};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -33,6 +33,20 @@ impl FromStr for DeviceChoice {
     }
 }
 
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceChoice::Auto => write!(f, "auto"),
+            DeviceChoice::Cpu => write!(f, "cpu"),
+            DeviceChoice::Cuda(None) => write!(f, "cuda"),
+            DeviceChoice::Cuda(Some(index)) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// How a line begins that tells of a GPU which is not used.
+const ON_THE_CPU: &str = "computing on the CPU";
+
 /// The GPU of this rank.
 #[derive(Clone)]
 pub struct Gpu {
@@ -46,25 +60,41 @@ pub struct Gpu {
 impl DeviceChoice {
     /// The GPU for the rank with this number on its host; `None`: the CPU.
     pub fn find(self, local_rank: usize, env: &dyn Fn(&str) -> Option<String>) -> Result<Option<Gpu>> {
-        let cuda = match self {
-            DeviceChoice::Cpu => return Ok(None),
-            _ => Cuda::find(env),
-        };
-        let cuda = match (self, cuda) {
-            (_, Ok(cuda)) => cuda,
-            (DeviceChoice::Auto, Err(e)) => {
-                log::debug!("no GPU: {e}");
-                return Ok(None);
+        if self == DeviceChoice::Cpu {
+            return Ok(None);
+        }
+        match self.gpu_of(local_rank, env) {
+            // Most machines without a GPU have no driver either; there this is no warning.
+            Err(_) if self == DeviceChoice::Auto && !Cuda::has_driver(env) => {
+                log::info!("{ON_THE_CPU}: no CUDA driver was found");
+                Ok(None)
             }
-            (_, Err(e)) => return Err(e),
-        };
+            gpu => self.or_cpu(gpu),
+        }
+    }
+
+    /// What becomes of a GPU that cannot be had, or cannot do what this model wants: where the user asked for a GPU, an error;
+    /// under `auto` the CPU, told in one line. Every command asks here.
+    pub fn or_cpu<T>(self, on_gpu: Result<T>) -> Result<Option<T>> {
+        match on_gpu {
+            Ok(on_gpu) => Ok(Some(on_gpu)),
+            Err(e) if self == DeviceChoice::Auto => {
+                log::warn!("{ON_THE_CPU}: {}", e.to_string().replace("\n  help: ", "; "));
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn gpu_of(self, local_rank: usize, env: &dyn Fn(&str) -> Option<String>) -> Result<Gpu> {
+        let cuda = Cuda::find(env)?;
         let index = match self {
             DeviceChoice::Cuda(Some(index)) => index,
             // Where each rank sees its own GPU only, that is number 0 on all of them.
             _ => local_rank % cuda.n_devices(),
         };
         let (name, uuid) = cuda.describe(index)?;
-        Ok(Some(Gpu { index, name, uuid, cuda }))
+        Ok(Gpu { index, name, uuid, cuda })
     }
 }
 
@@ -104,6 +134,17 @@ mod tests {
         assert_eq!(device("cuda").unwrap(), DeviceChoice::Cuda(None));
         assert_eq!(device("cuda:3").unwrap(), DeviceChoice::Cuda(Some(3)));
         assert!(device("cuda:x").is_err() && device("tpu").is_err());
+    }
+
+    #[test]
+    fn a_gpu_that_cannot_be_had_is_the_cpu_under_auto_and_an_error_where_it_was_asked_for() {
+        let refused = || -> Result<()> { Err(err!("too wide").help("use --device cpu")) };
+        assert_eq!(DeviceChoice::Auto.or_cpu(Ok(7)).unwrap(), Some(7));
+        assert_eq!(DeviceChoice::Auto.or_cpu(refused()).unwrap(), None);
+        for asked in [DeviceChoice::Cuda(None), DeviceChoice::Cuda(Some(1))] {
+            assert_eq!(asked.or_cpu(Ok(7)).unwrap(), Some(7));
+            assert_eq!(asked.or_cpu(refused()).unwrap_err().message(), "too wide");
+        }
     }
 
     #[test]

@@ -30,6 +30,33 @@ pub struct Prediction {
     pub virial: Vec<[f64; 9]>,
 }
 
+/// What a model says about one configuration of atoms. Lengths in A, energies in eV.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Evaluation {
+    pub energy: f64,
+    /// `[n_atoms]` 0 for atoms that are none of the model, and for ghosts.
+    pub atom_energy: Vec<f64>,
+    /// `[n_atoms, 3]` eV/A
+    pub force: Vec<f64>,
+    /// Row by row the sum of r (x) F.
+    pub virial: [f64; 9],
+    /// `[n_atoms, 9]` what each atom brings to the virial, as in DeePMD-kit: row by row -dE_i/dd (x) d of the pairs in which it is the
+    /// neighbour. Empty where nobody asked.
+    pub atom_virial: Vec<f64>,
+}
+
+impl Evaluation {
+    /// Zeros; with virials of atoms where they are wanted.
+    pub fn zeros(n_atoms: usize, atom_virial: bool) -> Self {
+        Evaluation {
+            atom_energy: vec![0.0; n_atoms],
+            force: vec![0.0; 3 * n_atoms],
+            atom_virial: vec![0.0; if atom_virial { 9 * n_atoms } else { 0 }],
+            ..Default::default()
+        }
+    }
+}
+
 /// Derivatives of the loss by what was predicted; same shapes as [`Prediction`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seeds {

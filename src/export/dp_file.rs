@@ -4,7 +4,7 @@
 //! order of the tree. The attribute is a string of variable length, so the text lies in a heap of the file
 //! and may be longer than the 64 KB that HDF5 allows inside an object header.
 
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, Result};
 use crate::export::atomic;
 use crate::export::tree::{Array, ArrayData, Map, Node, VARIABLES};
 use crate::{bail, err};
@@ -17,11 +17,8 @@ const SIGNATURE: &[u8] = b"\x89HDF\r\n\x1a\n";
 /// The arrays of a file may take this many times its size: room for compressed files, none for a bomb.
 const LARGEST_RATIO: usize = 64;
 
-/// Reads the tree of a `.dp` file.
-pub fn read(path: &Path) -> Result<Node> {
-    let bytes = std::fs::read(path).io("read", path)?;
-    parse(bytes).map_err(|e| e.at(path.display()))
-}
+/// The JSON says how the arrays make a model; that of the largest models has some megabytes.
+const LONGEST_JSON: usize = 32 << 20;
 
 /// Writes a tree as a `.dp` file: complete or absent.
 pub fn write(path: &Path, tree: &Node) -> Result<()> {
@@ -29,8 +26,14 @@ pub fn write(path: &Path, tree: &Node) -> Result<()> {
     atomic::write(path, |out| builder.finish_to(out).map_err(|e| err!("cannot write: {e}")))
 }
 
-fn parse(bytes: Vec<u8>) -> Result<Node> {
-    if !bytes.starts_with(SIGNATURE) {
+/// Whether this is the content of an HDF5 file.
+pub fn is_hdf5(bytes: &[u8]) -> bool {
+    bytes.starts_with(SIGNATURE)
+}
+
+/// The tree of a `.dp` file, from its content.
+pub fn parse(bytes: Vec<u8>) -> Result<Node> {
+    if !is_hdf5(&bytes) {
         return Err(err!("not an HDF5 file").help("a .dp model is HDF5; a text model must be named .yaml"));
     }
     // The reader checks what it reads; should it still meet a case that it does not foresee, the user gets an
@@ -51,6 +54,13 @@ fn parse_hdf5(bytes: Vec<u8>) -> Result<Node> {
             .help("this is no DeePMD-kit model, or it is damaged")
     })?;
     let text = attribute.read_string().map_err(damaged)?;
+    if text.len() > LONGEST_JSON {
+        bail!(
+            "attribute \"json\": {} MB, wanted at most {} MB: this is no model",
+            text.len() >> 20,
+            LONGEST_JSON >> 20
+        );
+    }
     let json: serde_json::Value =
         serde_json::from_str(&text).map_err(|e| damaged(format!("attribute \"json\": {e}")))?;
     Loader { file: &file, budget }.load(&json, false)

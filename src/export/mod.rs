@@ -1,6 +1,9 @@
 //! Model files: DeePMD-kit's portable formats, `.dp` (HDF5) and `.yaml`.
 //!
 //! Both hold one tree ([`tree`]); [`deepmd`] turns it into a model and back. Loading a file never runs code.
+//!
+//! What a file is its content says: HDF5 is a `.dp` whatever its name. DP-GEN and MD scripts want `frozen_model.pb` or
+//! `frozen_model.pth`, and [`write_portable`] writes a `.dp` under such a name.
 
 pub mod tree; // JSON values plus arrays, with paths for errors
 pub mod deepmd; // tree <-> model
@@ -11,7 +14,7 @@ mod sha1; // names of statistics
 pub(crate) mod atomic; // files that are complete or absent
 
 use crate::err;
-use crate::error::{Error, Result};
+use crate::error::{Error, IoContext, Result};
 use crate::model::dp::spec::DpModel;
 use std::path::Path;
 use tree::Node;
@@ -19,14 +22,14 @@ use tree::Node;
 /// A file format by its extensions.
 struct Format {
     extensions: &'static [&'static str],
-    read: fn(&Path) -> Result<Node>,
+    parse: fn(Vec<u8>) -> Result<Node>,
     write: fn(&Path, &Node) -> Result<()>,
 }
 
 /// Every format of model files. A new one is one line here.
 const FORMATS: &[Format] = &[
-    Format { extensions: &["dp"], read: dp_file::read, write: dp_file::write },
-    Format { extensions: &["yaml", "yml"], read: yaml_file::read, write: yaml_file::write },
+    Format { extensions: &["dp"], parse: dp_file::parse, write: dp_file::write },
+    Format { extensions: &["yaml", "yml"], parse: |bytes| yaml_file::parse(&bytes), write: yaml_file::write },
 ];
 
 /// Formats of one framework each, which DeePMD-kit itself turns into a `.dp`.
@@ -38,16 +41,40 @@ pub fn read_model(path: &Path) -> Result<DpModel> {
     deepmd::from_tree(&tree).map_err(|e| e.at(path.display()))
 }
 
-/// Writes a model: the file is complete or absent.
-pub fn write_model(path: &Path, model: &DpModel) -> Result<()> {
-    let mut tree = deepmd::to_tree(model);
-    deepmd::stamp(&mut tree, jiff::Timestamp::now());
-    write_model_tree(path, &tree)
+/// The model in the content of a file with this name.
+pub fn parse_model(path: &Path, bytes: Vec<u8>) -> Result<DpModel> {
+    let tree = parse_tree(path, bytes)?;
+    deepmd::from_tree(&tree).map_err(|e| e.at(path.display()))
 }
 
-/// Reads the tree of a model file, in the format that its extension names.
+/// Writes a model: the file is complete or absent.
+pub fn write_model(path: &Path, model: &DpModel) -> Result<()> {
+    write_model_tree(path, &stamped_tree(model))
+}
+
+/// Writes a model as a `.dp` file (HDF5), whatever the name of the file says.
+pub fn write_portable(path: &Path, model: &DpModel) -> Result<()> {
+    dp_file::write(path, &stamped_tree(model))
+}
+
+fn stamped_tree(model: &DpModel) -> Node {
+    let mut tree = deepmd::to_tree(model);
+    deepmd::stamp(&mut tree, jiff::Timestamp::now());
+    tree
+}
+
+/// Reads the tree of a model file, in the format that its content or else its extension names.
 pub fn read_model_tree(path: &Path) -> Result<Node> {
-    (format_of(path)?.read)(path)
+    if !is_framework_file(path) {
+        format_of(path)?;
+    }
+    parse_tree(path, std::fs::read(path).io("read", path)?)
+}
+
+fn parse_tree(path: &Path, bytes: Vec<u8>) -> Result<Node> {
+    let parsed =
+        if dp_file::is_hdf5(&bytes) { dp_file::parse(bytes) } else { (format_of(path)?.parse)(bytes) };
+    parsed.map_err(|e| e.at(path.display()))
 }
 
 /// Writes the tree of a model file, in the format that its extension names. The file is complete or absent.
@@ -58,6 +85,11 @@ pub fn write_model_tree(path: &Path, tree: &Node) -> Result<()> {
 /// Fails as writing would fail if the extension of `path` names no format. For a check before the work starts.
 pub fn check_model_path(path: &Path) -> Result<()> {
     format_of(path).map(|_| ())
+}
+
+/// Whether a file of this name is bound to one framework in DeePMD-kit.
+pub fn is_framework_file(path: &Path) -> bool {
+    path.extension().and_then(|e| e.to_str()).is_some_and(|e| FOREIGN.contains(&e))
 }
 
 fn format_of(path: &Path) -> Result<&'static Format> {
@@ -102,10 +134,26 @@ mod tests {
     }
 
     #[test]
+    fn a_portable_model_is_read_under_any_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = deepmd::tests::sample(true, crate::model::dp::options::Precision::Float64);
+        for name in ["frozen_model.pb", "frozen_model.pth", "odd.yaml"] {
+            let path = folder.path().join(name);
+            write_portable(&path, &model).unwrap();
+            assert_eq!(read_model(&path).unwrap(), model, "{name}");
+            assert_eq!(parse_model(&path, std::fs::read(&path).unwrap()).unwrap(), model, "{name}");
+        }
+    }
+
+    #[test]
     fn a_file_of_another_framework_says_how_to_convert_it() {
         for extension in ["pth", "pt", "pb", "pt2", "savedmodel"] {
-            let error = read_model_tree(Path::new(&format!("a/model.{extension}"))).unwrap_err();
-            let command = format!("dp convert-backend a/model.{extension} a/model.dp");
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join(format!("model.{extension}"));
+            std::fs::write(&path, "a graph").unwrap();
+            let error = read_model_tree(&path).unwrap_err();
+            let command =
+                format!("dp convert-backend {} {}", path.display(), path.with_extension("dp").display());
             assert!(error.advice().is_some_and(|help| help.contains(&command)), "{error}");
         }
     }

@@ -1,8 +1,8 @@
 //! `training.stat_file`: statistics that are kept between runs, in the layout of DeePMD-kit.
 //!
 //! A folder of npy files (without an ending), or an HDF5 file with groups for folders and datasets for files:
-//! - `<type map>/<hash>/r_<type>`, `a_<type>`: number, sum and sum of squares of the rows of the environment matrix;
-//!   the hash stands for cutoff and `sel`
+//! - `<type map>/<hash>/r_<type>`, `a_<type>`: number, sum and sum of squares of the rows of the environment matrix, the
+//!   second only where they have directions; the hash stands for cutoff and `sel`
 //! - `<type map>/fparam`, `aparam`: the same three numbers for each parameter
 //! - `<type map>/bias_atom_energy`, `std_atom_energy`: a number for each type
 //! - `<type map>/observed_type`: names of the types that occur
@@ -10,12 +10,12 @@
 //! A group that is complete is used whatever data it came from; another is computed and added.
 
 use super::{atomic, sha1};
+use crate::data::npy::{NpyHeader, write_header};
 use crate::error::{Error, IoContext, Result};
-use crate::model::dp::options::{DescriptorOptions, ModelOptions, SeE2AOptions};
+use crate::model::dp::options::{DescriptorOptions, Form, ModelOptions};
 use crate::model::dp::statistics::{Moments, Summary};
 use crate::{bail, err};
 use hdf5_pure::{DatasetBuilder, Datatype, File as Hdf5, FileBuilder, Group, GroupBuilder};
-use npyz::WriterBuilder;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -166,13 +166,19 @@ struct Names {
     types: String,
     hash: String,
     n_types: usize,
+    /// Kinds of numbers in a row of the environment matrix.
+    kinds: &'static [char],
 }
 
 impl Names {
     fn of(model: &ModelOptions) -> Names {
-        let DescriptorOptions::SeE2A(se) = &model.descriptor;
+        let se = &model.descriptor;
         let n_types = model.type_map.len();
-        Names { types: model.type_map.join(" "), hash: hash(se, n_types), n_types }
+        let kinds: &[char] = match se.form() {
+            Form::Directions { .. } => &['r', 'a'],
+            Form::Distances { .. } => &['r'],
+        };
+        Names { types: model.type_map.join(" "), hash: hash(se, n_types), n_types, kinds }
     }
 
     fn top(&self, name: &str) -> String {
@@ -185,19 +191,20 @@ impl Names {
 
     fn all(&self) -> Vec<String> {
         let top = [BIAS[0], BIAS[1], "fparam", "aparam", "observed_type", UNFINISHED];
-        let rows = (0..self.n_types).flat_map(|t| ['r', 'a'].map(|kind| self.row(kind, t)));
+        let rows = (0..self.n_types).flat_map(|t| self.kinds.iter().map(move |&kind| self.row(kind, t)));
         top.iter().map(|name| self.top(name)).chain(rows).collect()
     }
 }
 
 /// The name that DeePMD-kit gives to a cutoff and a selection: a digest of Python's JSON of them.
-fn hash(se: &SeE2AOptions, n_types: usize) -> String {
+fn hash(se: &DescriptorOptions, n_types: usize) -> String {
     // Two digits, written as the shortest number that reads back.
     let two = |x: f64| format!("{:?}", format!("{x:.2}").parse::<f64>().unwrap_or(x));
     let sel: Vec<String> = se.fixed_sel().iter().map(usize::to_string).collect();
     let text = format!(
-        "{{\"type\": \"se_a\", \"ntypes\": {n_types}, \"rcut\": {}, \"rcut_smth\": {}, \"nsel\": {}, \
+        "{{\"type\": \"{}\", \"ntypes\": {n_types}, \"rcut\": {}, \"rcut_smth\": {}, \"nsel\": {}, \
          \"sel\": [{}], \"mixed_types\": false}}",
+        se.kind.entry().statistics,
         two(se.rcut),
         two(se.rcut_smth),
         se.fixed_sel().iter().sum::<usize>(),
@@ -217,14 +224,15 @@ impl Reader<'_> {
         let n = self.names.n_types;
         let mut rows = Some(Vec::new());
         for t in 0..n {
-            let pair = (self.moments(&self.names.row('r', t), 1)?, self.moments(&self.names.row('a', t), 1)?);
-            rows = match (rows, pair) {
-                (Some(mut rows), (Some(r), Some(a))) => {
-                    rows.push((r[0], a[0]));
-                    Some(rows)
+            // Of r, then of a.
+            let mut found = [Moments::default(); 2];
+            for (moments, &kind) in found.iter_mut().zip(self.names.kinds) {
+                match self.moments(&self.names.row(kind, t), 1)? {
+                    Some(known) => *moments = known[0],
+                    None => rows = None,
                 }
-                _ => None,
-            };
+            }
+            rows.iter_mut().for_each(|rows: &mut Vec<_>| rows.push((found[0], found[1])));
         }
         let [bias, spread] = BIAS.map(|name| self.numbers(&self.names.top(name), n));
         let unfinished = self.items.contains_key(&self.names.top(UNFINISHED));
@@ -269,7 +277,7 @@ fn items_of(summary: &Summary, model: &ModelOptions, names: &Names) -> Items {
     let mut items = Items::new();
     let three = |m: &Moments| [m.count, m.sum, m.squares];
     for (t, (r, a)) in summary.rows.iter().flatten().enumerate() {
-        for (kind, m) in [('r', r), ('a', a)] {
+        for (&kind, m) in names.kinds.iter().zip([r, a]) {
             items.insert(names.row(kind, t), Item::Numbers { shape: vec![3], values: three(m).to_vec() });
         }
     }
@@ -309,30 +317,34 @@ fn read_npy(path: &Path) -> Result<Option<Item>> {
         Err(e) => return Err(e).io("read", path),
     };
     let wrong = |e: std::io::Error| damaged(e).at(path.display());
-    let file = npyz::NpyFile::new(&bytes[..]).map_err(wrong)?;
-    let shape = file.shape().to_vec();
-    if file.dtype().descr() != "'<f8'" {
+    let mut rest = &bytes[..];
+    let header = NpyHeader::read(&mut rest).map_err(wrong)?;
+    if header.descr.as_deref() != Some("<f8") {
         return Ok(Some(Item::Names(Vec::new()))); // only that it is there matters
     }
-    Ok(Some(Item::Numbers { shape, values: file.into_vec::<f64>().map_err(wrong)? }))
+    let count = header.shape.iter().try_fold(1u64, |count, &n| count.checked_mul(n));
+    let values: Vec<f64> = rest.as_chunks::<8>().0.iter().map(|&x| f64::from_le_bytes(x)).collect();
+    if count.is_none_or(|count| (values.len() as u64) < count) {
+        return Err(wrong(ErrorKind::UnexpectedEof.into()));
+    }
+    let values = values[..count.unwrap_or(0) as usize].to_vec();
+    Ok(Some(Item::Numbers { shape: header.shape, values }))
 }
 
 fn write_npy(out: &mut impl std::io::Write, item: &Item) -> std::io::Result<()> {
     match item {
         Item::Numbers { shape, values } => {
-            let mut writer =
-                npyz::WriteOptions::<f64>::new().default_dtype().shape(shape).writer(out).begin_nd()?;
-            writer.extend(values.iter().copied())?;
-            writer.finish()
+            write_header(out, "<f8", shape)?;
+            values.iter().try_for_each(|x| out.write_all(&x.to_le_bytes()))
         }
         Item::Names(names) => {
             let width = names.iter().map(String::len).max().unwrap_or(1).max(1);
-            let text: npyz::TypeStr = format!("|S{width}").parse().map_err(std::io::Error::other)?;
-            let shape = [names.len() as u64];
-            let options = npyz::WriteOptions::<[u8]>::new().dtype(npyz::DType::Plain(text));
-            let mut writer = options.shape(&shape).writer(out).begin_nd()?;
-            names.iter().try_for_each(|name| writer.push(name.as_bytes()))?;
-            writer.finish()
+            write_header(out, &format!("|S{width}"), &[names.len() as u64])?;
+            for name in names {
+                out.write_all(name.as_bytes())?;
+                out.write_all(&vec![0; width - name.len()])?;
+            }
+            Ok(())
         }
         Item::Other { .. } => unreachable!("only HDF5 files carry arrays of others along"),
     }
@@ -456,7 +468,7 @@ mod tests {
     fn the_hash_is_that_of_deepmd_kit() {
         // DeePMD-kit 3.2.0, `EnvMatStatSe.get_hash` for sel [16, 24, 20], rcut 4, rcut_smth 0.5.
         let mut model = model();
-        let DescriptorOptions::SeE2A(se) = &mut model.descriptor;
+        let se = &mut model.descriptor;
         (se.rcut, se.rcut_smth) = (4.0, 0.5);
         se.sel = crate::model::dp::options::Sel::Fixed(vec![16, 24, 20]);
         assert_eq!(hash(se, 3), "289b4d2f0e4af9571266d63c3343d1356c2656cf");
@@ -479,7 +491,7 @@ mod tests {
         both_forms(|path| {
             let first = model();
             let mut second = model();
-            let DescriptorOptions::SeE2A(se) = &mut second.descriptor;
+            let se = &mut second.descriptor;
             se.rcut += 1.0;
             StatFile::new(path).save(&first, &summary(&first)).unwrap();
             let known = StatFile::new(path).load(&second).unwrap();

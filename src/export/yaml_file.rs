@@ -11,12 +11,6 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::io::Write;
 use std::path::Path;
 
-/// Reads the tree of a `.yaml` file.
-pub fn read(path: &Path) -> Result<Node> {
-    let bytes = std::fs::read(path).io("read", path)?;
-    parse(&bytes).map_err(|e| e.at(path.display()))
-}
-
 /// Writes a tree as a `.yaml` file: complete or absent.
 pub fn write(path: &Path, tree: &Node) -> Result<()> {
     atomic::write(path, |out| {
@@ -26,7 +20,8 @@ pub fn write(path: &Path, tree: &Node) -> Result<()> {
     })
 }
 
-fn parse(bytes: &[u8]) -> Result<Node> {
+/// The tree of a `.yaml` file, from its content.
+pub fn parse(bytes: &[u8]) -> Result<Node> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         err!("not a text file ({e})").help("an HDF5 model must be named .dp; a .yaml model is text in UTF-8")
     })?;

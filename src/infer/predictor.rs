@@ -1,16 +1,22 @@
 //! Frames in, energies, forces and virials out: in batches, on all cores, in bounded memory.
 
 use crate::data::{Frame, System, Wants};
-use crate::engine::choice::Gpu;
+pub use crate::engine::Evaluation;
+use crate::engine::choice::{DeviceChoice, Gpu};
+use crate::engine::cpu::frame::CpuFrame;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
-use crate::engine::cuda::{CudaEngine, Device, Numbers};
+use crate::engine::cuda::evaluate::Evaluator;
+use crate::engine::cuda::{CudaEngine, program};
 use crate::engine::{Engine, Prediction};
 use crate::error::Result;
+use crate::gpu::Numbers;
 use crate::model::dp::Dp;
-use crate::model::dp::options::{Embedding, Precision};
+use crate::model::dp::geometry::{Geometry, extra_inputs};
+use crate::model::dp::options::{Embedding, Form, Precision};
 use crate::model::dp::spec::DpModel;
 use crate::neighbor::stat::NeighborStat;
+use crate::neighbor::{Domain, Images};
 use crate::{bail, err};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -18,20 +24,31 @@ use std::sync::Arc;
 /// Atoms that are evaluated at once unless told otherwise: enough to feed many cores, some 100 MB at most.
 const BATCH_ATOMS: usize = 8192;
 
+/// Atoms of one large frame that are evaluated at once: enough for many cores, and a few hundred MB for a stock network.
+const CENTERS: usize = 2048;
+
 /// Evaluates frames with a model, in the model's precision.
 pub struct Predictor {
     model: Arc<Dp>,
     params: Vec<f64>,
     /// Shortest distance of the training data, where the model file says it.
     min_nbor_dist: Option<f64>,
+    /// The series reaches down to this part of it.
+    reach: f64,
     batch_atoms: usize,
     /// Reads and prepares frames.
     loaders: rayon::ThreadPool,
     n_threads: usize,
-    /// Where to compute, unless the GPU cannot do what the model wants.
-    gpu: Option<Gpu>,
+    /// Where to compute, and the choice that says what happens where this GPU cannot do what the model wants.
+    gpu: Option<(Gpu, DeviceChoice)>,
+    /// How the GPU computes where not as the model says.
+    numbers: Option<Numbers>,
     /// Made with the first batch, whose distances it may need.
     engine: Option<PrecisionEngine>,
+    /// Evaluates single configurations on the GPU, made with the first of them.
+    evaluator: Option<Box<Evaluator>>,
+    /// CPU threads for single configurations that the GPU leaves to them, where `engine` is on the GPU.
+    beside: Option<PrecisionEngine>,
 }
 
 enum PrecisionEngine {
@@ -45,20 +62,19 @@ impl Predictor {
     pub fn new(model: DpModel, n_threads: usize) -> Result<Self> {
         let min_nbor_dist = model.min_nbor_dist.filter(|r| r.is_finite() && *r > 0.0);
         let (model, params) = Dp::from_spec(model)?;
-        let loaders = rayon::ThreadPoolBuilder::new()
-            .num_threads(n_threads.max(1))
-            .thread_name(|k| format!("load-{k}"))
-            .build()
-            .map_err(|e| err!("cannot start {n_threads} threads: {e}"))?;
         Ok(Predictor {
             model: Arc::new(model),
             params,
             min_nbor_dist,
+            reach: 1.0,
             batch_atoms: BATCH_ATOMS,
-            loaders,
+            loaders: start_loaders(n_threads)?,
             n_threads: n_threads.max(1),
             gpu: None,
+            numbers: None,
             engine: None,
+            evaluator: None,
+            beside: None,
         })
     }
 
@@ -68,10 +84,49 @@ impl Predictor {
         self
     }
 
-    /// Evaluates on a GPU.
-    pub fn on_gpu(mut self, gpu: Gpu) -> Self {
-        self.gpu = Some(gpu);
+    /// As [`Predictor::new`] with another number of threads.
+    pub fn with_threads(mut self, n_threads: usize) -> Result<Self> {
+        self.loaders = start_loaders(n_threads)?;
+        self.n_threads = n_threads.max(1);
+        (self.engine, self.beside) = (None, None);
+        Ok(self)
+    }
+
+    /// Makes the series for distances down to this part of the shortest one of the training data, for atoms that come closer.
+    pub fn with_reach(mut self, part: f64) -> Self {
+        self.reach = part;
         self
+    }
+
+    /// Evaluates on a GPU, which `choice` has found.
+    pub fn on_gpu(mut self, gpu: Gpu, choice: DeviceChoice) -> Self {
+        self.gpu = Some((gpu, choice));
+        self
+    }
+
+    /// Evaluates on CPU threads.
+    pub fn on_cpu(mut self) -> Self {
+        (self.gpu, self.engine, self.evaluator) = (None, None, None);
+        self
+    }
+
+    /// Computes single configurations on the GPU with these numbers, whatever the precision of the model.
+    pub fn with_numbers(mut self, numbers: Numbers) -> Self {
+        self.numbers = Some(numbers);
+        self
+    }
+
+    /// Where single configurations are evaluated, in words.
+    pub fn device(&self) -> String {
+        match &self.gpu {
+            Some((gpu, _)) => format!("GPU {}: {}", gpu.index, gpu.name),
+            None => format!("{} CPU threads", self.n_threads),
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Dp {
+        &self.model
     }
 
     /// Names of the model's types.
@@ -97,7 +152,7 @@ impl Predictor {
             return Ok(Prediction::default());
         }
         if self.engine.is_none() {
-            self.engine = Some(self.make_engine(frames)?);
+            self.engine = Some(self.make_engine(|| self.shortest_distance(frames))?);
         }
         let engine = self.engine.as_mut().expect("it was made above");
         match engine {
@@ -112,6 +167,134 @@ impl Predictor {
                 engine.try_evaluate(&mut out, &self.params, &prepared.iter().collect::<Vec<_>>())?;
                 Ok(out)
             }
+        }
+    }
+
+    /// Lists the neighbours of a frame and evaluates it, some atoms at a time.
+    pub fn evaluate(&mut self, frame: &Frame, atom_virial: bool) -> Result<Evaluation> {
+        if self.gpu.is_some()
+            && let Some(found) = self.frame_on_gpu(frame, atom_virial)?
+        {
+            return Ok(found);
+        }
+        let geometry = self.loaders.install(|| Geometry::new(&self.model, frame))?;
+        self.evaluate_geometry(&geometry, atom_virial)
+    }
+
+    /// Evaluates atoms whose neighbours somebody else has listed.
+    ///
+    /// - same    list and types are those of the last call: only positions have changed
+    /// - fparam  `[numb_fparam]`
+    /// - aparam  `[n_local, numb_aparam]`
+    pub fn evaluate_domain(
+        &mut self,
+        domain: &Domain,
+        same: bool,
+        fparam: &[f64],
+        aparam: &[f64],
+        atom_virial: bool,
+    ) -> Result<Evaluation> {
+        if self.gpu.is_some()
+            && let Some(found) = self.domain_on_gpu(domain, same, fparam, aparam, atom_virial)?
+        {
+            return Ok(found);
+        }
+        let geometry = self.loaders.install(|| Geometry::of_domain(&self.model, domain, fparam, aparam))?;
+        self.evaluate_geometry(&geometry, atom_virial)
+    }
+
+    /// A frame is a domain whose ghosts are images of its own atoms. Its list is made here, on CPU threads.
+    fn frame_on_gpu(&mut self, frame: &Frame, atom_virial: bool) -> Result<Option<Evaluation>> {
+        let (rcut, n_types) = (self.model.descriptor().rcut, self.model.n_types());
+        let images = self.loaders.install(|| Images::new(frame, rcut, n_types))?;
+        let lists = images.lists();
+        let domain = images.domain(&lists);
+        let found = self.domain_on_gpu(&domain, false, &frame.fparam, &frame.aparam, atom_virial)?;
+        Ok(found.map(|mut found| {
+            found.atom_energy.truncate(frame.n_atoms());
+            images.fold(&mut found.force, 3);
+            images.fold(&mut found.atom_virial, 9);
+            found
+        }))
+    }
+
+    /// `None` where the GPU leaves it to the CPU.
+    fn domain_on_gpu(
+        &mut self,
+        domain: &Domain,
+        same: bool,
+        fparam: &[f64],
+        aparam: &[f64],
+        atom_virial: bool,
+    ) -> Result<Option<Evaluation>> {
+        domain.check(self.model.n_types())?;
+        if self.evaluator.is_none() {
+            let shortest = || Ok(self.loaders.install(|| domain.shortest()));
+            let mode = self.mode(shortest)?;
+            let Some((gpu, choice)) = &self.gpu else { return Ok(None) };
+            let Some(evaluator) = choice.or_cpu(self.evaluator_on(gpu, mode))? else {
+                self.gpu = None;
+                return Ok(None);
+            };
+            log::info!("computing on {}", gpu.name);
+            self.evaluator = Some(Box::new(evaluator));
+        }
+        let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
+        let (mut out, mut extra) = (Evaluation::default(), Vec::new());
+        extra_inputs(&mut extra, &self.model, domain.n_local(), fparam, aparam);
+        let done =
+            self.loaders.install(|| evaluator.evaluate(&mut out, domain, &extra, same, atom_virial))?;
+        if !done {
+            log::warn!(
+                "atoms are closer than the GPU's series reach: CPU threads evaluate the nets themselves"
+            );
+        }
+        Ok(done.then_some(out))
+    }
+
+    fn evaluator_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<Evaluator> {
+        let EmbeddingMode::Chebyshev { min_distance } = mode else {
+            return Err(err!(
+                "the embedding nets of this model are evaluated themselves, and the GPU evaluates series"
+            )
+            .help("use the CPU"));
+        };
+        let form = self.model.descriptor().form();
+        if !matches!(form, Form::Directions { .. }) {
+            return Err(
+                err!("the GPU evaluates descriptors with directions alone (se_e2_a)").help("use the CPU")
+            );
+        }
+        let env = |name: &str| std::env::var(name).ok();
+        let device = program::open(&gpu.cuda, gpu.index, self.gpu_numbers(), form, &env)?;
+        Evaluator::new(&device, &self.model, &self.params, min_distance)
+    }
+
+    fn gpu_numbers(&self) -> Numbers {
+        let own = if self.precision() == Precision::Float64 { Numbers::F64 } else { Numbers::F32 };
+        self.numbers.unwrap_or(own)
+    }
+
+    fn evaluate_geometry(&mut self, geometry: &Geometry, atom_virial: bool) -> Result<Evaluation> {
+        if geometry.types.iter().all(|&t| t < 0) {
+            return Ok(Evaluation::zeros(geometry.n_atoms(), atom_virial));
+        }
+        let shortest = || Ok(geometry.r.iter().copied().fold(f64::INFINITY, f64::min));
+        let is_on_gpu = self.gpu.is_some();
+        if is_on_gpu && self.beside.is_none() {
+            self.beside = Some(self.make_cpu_engine(self.mode(shortest)?)?);
+        } else if !is_on_gpu && self.engine.is_none() {
+            self.engine = Some(self.make_cpu_engine(self.mode(shortest)?)?);
+        }
+        let engine = if is_on_gpu { &mut self.beside } else { &mut self.engine };
+        match engine.as_mut().expect("it was made above") {
+            PrecisionEngine::Float32(engine) => {
+                Ok(in_parts(engine, &self.model, &self.params, geometry, atom_virial))
+            }
+            PrecisionEngine::Float64(engine) => {
+                Ok(in_parts(engine, &self.model, &self.params, geometry, atom_virial))
+            }
+            PrecisionEngine::Cuda(_) => bail!("this engine takes batches of frames"),
         }
     }
 
@@ -135,14 +318,47 @@ impl Predictor {
         Ok(())
     }
 
-    fn make_engine(&self, frames: &[Frame]) -> Result<PrecisionEngine> {
-        let mode = self.mode(frames)?;
-        if let Some(gpu) = &self.gpu {
-            match self.engine_on(gpu, mode) {
-                Ok(engine) => return Ok(PrecisionEngine::Cuda(Box::new(engine))),
-                Err(e) => log::warn!("evaluating on the CPU: {e}"),
-            }
+    /// Reads the frames of a system in order; `visit` gets the descriptors of each, `[n_atoms, width]`.
+    pub fn for_each_descriptor(
+        &mut self,
+        system: &System,
+        mut visit: impl FnMut(&[f64]) -> Result<()>,
+    ) -> Result<()> {
+        let mut out = vec![0.0; system.n_atoms * self.model.n_descriptor()];
+        for index in 0..system.n_frames {
+            let frame = read(system, index)?;
+            self.describe(&mut out, &frame).map_err(|e| e.at(&system.path))?;
+            visit(&out)?;
         }
+        Ok(())
+    }
+
+    /// The descriptors of a frame's atoms, on CPU threads.
+    fn describe(&mut self, out: &mut [f64], frame: &Frame) -> Result<()> {
+        if self.engine.is_none() {
+            self.engine = Some(self.make_engine(|| self.shortest_distance(std::slice::from_ref(frame)))?);
+        }
+        let engine = self.engine.as_mut().expect("it was made above");
+        match engine {
+            PrecisionEngine::Float32(engine) => describe(out, engine, &self.params, frame),
+            PrecisionEngine::Float64(engine) => describe(out, engine, &self.params, frame),
+            PrecisionEngine::Cuda(_) => bail!("descriptors are computed on CPU threads only"),
+        }
+    }
+
+    /// `shortest` is asked for a distance that few are below, where the model does not say it.
+    fn make_engine(&self, shortest: impl FnOnce() -> Result<f64>) -> Result<PrecisionEngine> {
+        let mode = self.mode(shortest)?;
+        if let Some((gpu, choice)) = &self.gpu
+            && let Some(engine) = choice.or_cpu(self.engine_on(gpu, mode))?
+        {
+            log::info!("computing on {}", gpu.name);
+            return Ok(PrecisionEngine::Cuda(Box::new(engine)));
+        }
+        self.make_cpu_engine(mode)
+    }
+
+    fn make_cpu_engine(&self, mode: EmbeddingMode) -> Result<PrecisionEngine> {
         Ok(match self.precision() {
             Precision::Float32 => PrecisionEngine::Float32(self.engine_of(mode)?),
             Precision::Float64 => PrecisionEngine::Float64(self.engine_of(mode)?),
@@ -150,8 +366,13 @@ impl Predictor {
     }
 
     fn engine_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<CudaEngine> {
+        if self.model.tables.is_some() {
+            return Err(err!("a compressed model is evaluated on CPU threads only")
+                .help("use the model that it was made from: a series of its nets is faster than a table"));
+        }
         let numbers = if self.precision() == Precision::Float64 { Numbers::F64 } else { Numbers::F32 };
-        let device = Device::open(&gpu.cuda, gpu.index, numbers, &|name| std::env::var(name).ok())?;
+        let env = |name: &str| std::env::var(name).ok();
+        let device = program::open(&gpu.cuda, gpu.index, numbers, self.model.descriptor().form(), &env)?;
         let mut engine = match mode {
             EmbeddingMode::Chebyshev { min_distance } => CudaEngine::new(&device, &self.model, min_distance)?,
             EmbeddingMode::Direct => CudaEngine::direct(&device, &self.model)?,
@@ -162,29 +383,84 @@ impl Predictor {
 
     fn engine_of<T: Real>(&self, mode: EmbeddingMode) -> Result<CpuEngine<T>> {
         let mut engine = CpuEngine::new(self.model.clone(), self.n_threads, mode)?;
-        engine.adapt(&self.params);
+        engine.freeze(&self.params);
         Ok(engine)
     }
 
     /// The series must reach down to the shortest distance; frames that go below are evaluated by the net itself.
-    fn mode(&self, frames: &[Frame]) -> Result<EmbeddingMode> {
+    fn mode(&self, shortest: impl FnOnce() -> Result<f64>) -> Result<EmbeddingMode> {
         let descriptor = self.model.descriptor();
-        if descriptor.embedding == Embedding::Direct {
+        if descriptor.embedding == Embedding::Direct || self.model.tables.is_some() {
             return Ok(EmbeddingMode::Direct);
         }
         if let Some(min_distance) = self.min_nbor_dist {
-            return Ok(EmbeddingMode::Chebyshev { min_distance });
+            return Ok(EmbeddingMode::Chebyshev { min_distance: self.reach * min_distance });
         }
-        let mut stat = NeighborStat::empty(self.model.n_types());
-        for frame in frames.iter().take(4) {
-            stat = stat.merge(&NeighborStat::of(frame, descriptor.rcut, self.model.n_types())?);
-        }
-        if !stat.min_distance.is_finite() {
+        let shortest = shortest()?;
+        if !shortest.is_finite() {
             return Ok(EmbeddingMode::Direct);
         }
         // Half of what a few frames show leaves room for all the others.
-        Ok(EmbeddingMode::Chebyshev { min_distance: 0.5 * stat.min_distance })
+        Ok(EmbeddingMode::Chebyshev { min_distance: 0.5 * shortest })
     }
+
+    /// Shortest distance of a few frames; infinite where there are no two atoms.
+    fn shortest_distance(&self, frames: &[Frame]) -> Result<f64> {
+        let mut stat = NeighborStat::empty(self.model.n_types());
+        for frame in frames.iter().take(4) {
+            let rcut = self.model.descriptor().rcut;
+            stat = stat.merge(&NeighborStat::of(frame, rcut, self.model.n_types())?);
+        }
+        Ok(stat.min_distance)
+    }
+}
+
+fn start_loaders(n_threads: usize) -> Result<rayon::ThreadPool> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(n_threads.max(1))
+        .thread_name(|k| format!("load-{k}"))
+        .build()
+        .map_err(|e| err!("cannot start {n_threads} threads: {e}"))
+}
+
+/// Evaluates [`CENTERS`] atoms after another, so that memory does not grow with what the nets need for each atom.
+fn in_parts<T: Real>(
+    engine: &mut CpuEngine<T>,
+    model: &Dp,
+    params: &[f64],
+    geometry: &Geometry,
+    atom_virial: bool,
+) -> Evaluation {
+    let mut all = Evaluation::zeros(geometry.n_atoms(), atom_virial);
+    let add = |sum: &mut [f64], part: &[f64]| sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+    // Ghosts stand behind the last centre.
+    let n_centers = geometry.types.iter().rposition(|&t| t >= 0).map_or(0, |last| last + 1);
+    let mut part = Prediction::default();
+    for first in (0..n_centers).step_by(CENTERS) {
+        let centers = first..n_centers.min(first + CENTERS);
+        let frame = CpuFrame::of_centers(model, geometry, centers.clone());
+        engine.evaluate(&mut part, params, &[&frame]);
+        all.energy += part.energy[0];
+        all.atom_energy[centers.clone()].copy_from_slice(&part.atom_energy[centers]);
+        add(&mut all.force, &part.force);
+        add(&mut all.virial, &part.virial[0]);
+        if atom_virial {
+            engine.atom_virial_add(&mut all.atom_virial, &frame);
+        }
+    }
+    all
+}
+
+fn describe<T: Real>(
+    out: &mut [f64],
+    engine: &mut CpuEngine<T>,
+    params: &[f64],
+    frame: &Frame,
+) -> Result<()> {
+    let prepared = engine.preparer()(frame)?;
+    engine.evaluate(&mut Prediction::default(), params, &[&prepared]);
+    engine.descriptors(out, &prepared);
+    Ok(())
 }
 
 fn evaluate<T: Real>(

@@ -13,7 +13,7 @@ mod solo;
 mod torchrun;
 mod vars;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use vars::Vars;
 
 /// Looks up one environment variable.
@@ -122,6 +122,16 @@ impl Launch {
             }
         }
         unreachable!("the last launcher recognises every environment")
+    }
+
+    /// Whether all ranks are on this host.
+    pub fn is_one_host(&self) -> bool {
+        self.local_size == self.size
+    }
+
+    /// For an error that every rank of this host meets: the first of them tells the user.
+    pub fn one_of_host_tells(&self, error: Error) -> Error {
+        if self.local_rank == 0 { error } else { error.told_elsewhere() }
     }
 
     /// [`Launch::detect`] for this very process.

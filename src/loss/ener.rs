@@ -1,24 +1,21 @@
 //! The energy, force and virial loss, its displayed errors and its derivatives.
 
-use super::options::{EnerLossOptions, LossFunction, Prefactor};
+pub mod options; // the keys of the section
+
+use super::{ErrorSums, LossValue, Term};
+use crate::config::Variant;
+use crate::config::registry::{Entry, Named};
 use crate::data::Frame;
 use crate::engine::{Prediction, Seeds};
-use std::borrow::Cow;
+use options::{EnerLossOptions, KEYS, LossFunction};
 
-/// One displayed error; NaN where the data has no such label.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Term {
-    /// `rmse_e`, `mae_f`, ...
-    pub name: Cow<'static, str>,
-    pub value: f64,
-}
-
-/// What a batch cost.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct LossValue {
-    pub loss: f64,
-    pub terms: Vec<Term>,
-}
+/// The `ener` loss on the list of losses.
+pub const ENER: Entry<EnerLossOptions> = Entry {
+    named: Named::Type(
+        Variant::of("ener", KEYS, "Errors of energy, force and virial").aliases(&["ener_hess"]),
+    ),
+    resolve: EnerLossOptions::resolve,
+};
 
 /// The `ener` loss of a run.
 #[derive(Debug, Clone)]
@@ -26,15 +23,6 @@ pub struct EnerLoss {
     options: EnerLossOptions,
     start_lr: f64,
 }
-
-/// Names of the displayed errors: squares and absolute values.
-const NAMES: [[&str; 2]; 5] = [
-    ["rmse_e", "mae_e"],
-    ["rmse_f", "mae_f"],
-    ["rmse_v", "mae_v"],
-    ["rmse_ae", "mae_ae"],
-    ["rmse_pf", "mae_pf"],
-];
 
 /// One function of an error: its value and slope.
 fn penalty(function: LossFunction, delta: f64, x: f64) -> (f64, f64) {
@@ -47,12 +35,16 @@ fn penalty(function: LossFunction, delta: f64, x: f64) -> (f64, f64) {
 }
 
 /// Sums of one term over the batch: the penalty, and what is displayed.
-#[derive(Default)]
 struct Sum {
     penalty: f64,
-    square: f64,
-    absolute: f64,
-    count: f64,
+    errors: ErrorSums,
+}
+
+impl Sum {
+    /// Of so many errors.
+    fn of(count: f64) -> Self {
+        Sum { penalty: 0.0, errors: ErrorSums { count, ..ErrorSums::default() } }
+    }
 }
 
 impl EnerLoss {
@@ -61,16 +53,9 @@ impl EnerLoss {
         EnerLoss { options, start_lr }
     }
 
-    fn prefactors(&self) -> [Prefactor; 5] {
-        let o = &self.options;
-        [o.energy, o.force, o.virial, o.atom_energy, o.atom_pref_force]
-    }
-
     /// Names of the displayed errors, in the order of the terms.
     pub fn names(&self) -> Vec<&'static str> {
-        let column = usize::from(self.options.function == LossFunction::Mae);
-        let used = self.prefactors();
-        (0..5).filter(|&k| used[k].is_used()).map(|k| NAMES[k][column]).collect()
+        self.options.names()
     }
 
     /// The loss of a batch at a learning rate, and its derivatives by everything predicted.
@@ -90,8 +75,8 @@ impl EnerLoss {
             n_atoms += frame.n_atoms();
         }
         let mut value = LossValue::default();
-        let column = usize::from(self.options.function == LossFunction::Mae);
-        for (k, prefactor) in self.prefactors().into_iter().enumerate().filter(|(_, p)| p.is_used()) {
+        let is_mae = self.options.function == LossFunction::Mae;
+        for (k, prefactor) in self.options.prefactors().into_iter().enumerate().filter(|(_, p)| p.is_used()) {
             let weight = prefactor.limit + (prefactor.start - prefactor.limit) * ratio;
             let view = View { options: &self.options, out, frames, first: &first };
             let sum = match k {
@@ -105,10 +90,10 @@ impl EnerLoss {
                 None => f64::NAN,
                 Some(sum) => {
                     value.loss += weight * sum.penalty;
-                    if column == 0 { (sum.square / sum.count).sqrt() } else { sum.absolute / sum.count }
+                    if is_mae { sum.errors.mae() } else { sum.errors.rmse() }
                 }
             };
-            value.terms.push(Term { name: NAMES[k][column].into(), value: shown });
+            value.terms.push(Term { name: self.options.name(k).into(), value: shown });
         }
         value
     }
@@ -132,7 +117,7 @@ fn real_atoms(frame: &Frame) -> impl Iterator<Item = usize> + '_ {
 }
 
 impl View<'_> {
-    fn delta(&self, pick: impl Fn(&super::options::HuberDeltas) -> f64) -> f64 {
+    fn delta(&self, pick: impl Fn(&options::HuberDeltas) -> f64) -> f64 {
         match &self.options.function {
             LossFunction::Huber(deltas) => pick(deltas),
             _ => 0.0,
@@ -159,7 +144,7 @@ impl View<'_> {
     }
 
     fn energy(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
-        let mut sum = Sum { count: self.frames.len() as f64, ..Sum::default() };
+        let mut sum = Sum::of(self.frames.len() as f64);
         let delta = self.delta(|d| d.energy);
         for (f, frame) in self.frames.iter().enumerate() {
             let per_atom = per_atom(frame);
@@ -170,10 +155,10 @@ impl View<'_> {
             };
             let error = predicted - frame.labels.energy?;
             let (p, slope) = self.extensive(error, per_atom, delta);
-            sum.penalty += p / sum.count;
-            sum.square += (error * per_atom).powi(2);
-            sum.absolute += (error * per_atom).abs();
-            let seed = weight * slope / sum.count;
+            sum.penalty += p / sum.errors.count;
+            sum.errors.square += (error * per_atom).powi(2);
+            sum.errors.absolute += (error * per_atom).abs();
+            let seed = weight * slope / sum.errors.count;
             match coefficients {
                 None => seeds.dl_energy[f] += seed,
                 Some(c) => {
@@ -187,7 +172,7 @@ impl View<'_> {
     }
 
     fn virial(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
-        let mut sum = Sum { count: 9.0 * self.frames.len() as f64, ..Sum::default() };
+        let mut sum = Sum::of(9.0 * self.frames.len() as f64);
         let delta = self.delta(|d| d.virial);
         for (f, frame) in self.frames.iter().enumerate() {
             let per_atom = per_atom(frame);
@@ -195,10 +180,10 @@ impl View<'_> {
             for k in 0..9 {
                 let error = self.out.virial[f][k] - label[k];
                 let (p, slope) = self.extensive(error, per_atom, delta);
-                sum.penalty += p / sum.count;
-                sum.square += (error * per_atom).powi(2);
-                sum.absolute += (error * per_atom).abs();
-                seeds.dl_virial[f][k] += weight * slope / sum.count;
+                sum.penalty += p / sum.errors.count;
+                sum.errors.square += (error * per_atom).powi(2);
+                sum.errors.absolute += (error * per_atom).abs();
+                seeds.dl_virial[f][k] += weight * slope / sum.errors.count;
             }
         }
         Some(sum)
@@ -224,15 +209,16 @@ impl View<'_> {
         let mae_of_norms = by_norm && self.options.function == LossFunction::Mae;
         let n = self.n_real();
         let penalties = if by_norm { n } else { 3.0 * n };
-        let mut sum = Sum { count: if mae_of_norms { n } else { 3.0 * n }, ..Sum::default() };
+        let mut sum = Sum::of(if mae_of_norms { n } else { 3.0 * n });
         let delta = self.delta(|d| d.force);
         for (f, frame) in self.frames.iter().enumerate() {
             let label = frame.labels.force.as_ref()?;
             for i in real_atoms(frame) {
                 let (error, norm) = self.force_error(f, i, label);
                 let length = error.iter().map(|x| x * x).sum::<f64>().sqrt();
-                sum.square += length * length;
-                sum.absolute += if mae_of_norms { length } else { error.iter().map(|x| x.abs()).sum() };
+                sum.errors.square += length * length;
+                sum.errors.absolute +=
+                    if mae_of_norms { length } else { error.iter().map(|x| x.abs()).sum() };
                 for k in 0..3 {
                     // The slope by one component; a norm of zero has none.
                     let (p, slope) = match by_norm {
@@ -251,7 +237,7 @@ impl View<'_> {
     }
 
     fn atom_pref_force(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
-        let mut sum = Sum { count: 3.0 * self.n_real(), ..Sum::default() };
+        let mut sum = Sum::of(3.0 * self.n_real());
         for (f, frame) in self.frames.iter().enumerate() {
             let label = frame.labels.force.as_ref()?;
             let pref = match &frame.labels.atom_pref {
@@ -264,10 +250,11 @@ impl View<'_> {
                 for k in 0..3 {
                     let pref = pref.map_or(1.0, |pref| pref[3 * i + k]);
                     let (p, slope) = penalty(self.options.function, 0.0, error[k]);
-                    sum.penalty += pref * p / sum.count;
-                    sum.square += pref * error[k] * error[k];
-                    sum.absolute += pref * error[k].abs();
-                    seeds.dl_force[3 * (self.first[f] + i) + k] += weight * pref * slope / (norm * sum.count);
+                    sum.penalty += pref * p / sum.errors.count;
+                    sum.errors.square += pref * error[k] * error[k];
+                    sum.errors.absolute += pref * error[k].abs();
+                    seeds.dl_force[3 * (self.first[f] + i) + k] +=
+                        weight * pref * slope / (norm * sum.errors.count);
                 }
             }
         }
@@ -275,17 +262,17 @@ impl View<'_> {
     }
 
     fn atom_energy(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
-        let mut sum = Sum { count: self.n_real(), ..Sum::default() };
+        let mut sum = Sum::of(self.n_real());
         let delta = self.delta(|d| d.energy);
         for (f, frame) in self.frames.iter().enumerate() {
             let label = frame.labels.atom_energy.as_ref()?;
             for i in real_atoms(frame) {
                 let error = self.out.atom_energy[self.first[f] + i] - label[i];
                 let (p, slope) = penalty(self.options.function, delta, error);
-                sum.penalty += p / sum.count;
-                sum.square += error * error;
-                sum.absolute += error.abs();
-                seeds.dl_atom_energy[self.first[f] + i] += weight * slope / sum.count;
+                sum.penalty += p / sum.errors.count;
+                sum.errors.square += error * error;
+                sum.errors.absolute += error.abs();
+                seeds.dl_atom_energy[self.first[f] + i] += weight * slope / sum.errors.count;
             }
         }
         Some(sum)
@@ -293,5 +280,4 @@ impl View<'_> {
 }
 
 #[cfg(test)]
-#[path = "ener_tests.rs"]
 mod tests;

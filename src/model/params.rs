@@ -59,4 +59,9 @@ impl ParamTable {
     pub fn views(&self) -> &[ParamView] {
         &self.views
     }
+
+    /// Where the parameters lie that are trained.
+    pub fn trained(&self) -> Vec<Range<usize>> {
+        self.views.iter().filter(|view| view.trainable).map(ParamView::range).collect()
+    }
 }

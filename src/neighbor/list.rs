@@ -121,6 +121,16 @@ impl NeighborList {
         r.extend(d[first..].iter().map(length));
     }
 
+    /// `[n_atoms]` positions wrapped into the home cell, and the lattice vectors of its images.
+    pub(super) fn places(&self) -> (&[[f64; 3]], &[[f64; 3]]) {
+        (&self.wrapped, &self.shifts)
+    }
+
+    /// Who the neighbours of atom `i` are, of all types, and in which images.
+    pub(super) fn named(&self, i: usize) -> impl Iterator<Item = (u32, u32)> + '_ {
+        (0..self.n_types).flat_map(move |t| self.links(i, t)).map(|link| (link.j, link.image))
+    }
+
     /// How many neighbours of type `t` atom `i` has.
     pub fn count(&self, i: usize, t: usize) -> usize {
         self.links(i, t).len()

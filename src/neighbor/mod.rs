@@ -5,6 +5,10 @@ mod search;
 pub mod list;
 pub mod pairs;
 pub mod stat;
+pub mod domain;
+pub mod images;
 
+pub use domain::Domain;
+pub use images::Images;
 pub use list::{NeighborList, Neighbors};
 pub use pairs::{Pair, pairs};

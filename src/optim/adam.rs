@@ -1,12 +1,70 @@
 //! Adam and AdamW on the flat vector of parameters.
 
-use super::options::OptimizerOptions;
-use crate::comm::vectors::{CELL, Sums};
+use super::gradient::by_cell;
+use super::moments::{self, MomentParts, Moments};
+use super::{ByPieces, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update};
+use crate::checkpoint::Arrays;
+use crate::comm::Communicator;
+use crate::config::registry::{Entry, Named};
+use crate::config::{Key, Kind, Section, Variant};
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::simd::{ask_to_write, multiversion};
 use crate::engine::{Piece, Take};
+use crate::error::Result;
+use std::marker::PhantomData;
 use std::ops::Range;
+
+/// Adam and AdamW on the list of optimisers.
+pub const ADAM: Entry<OptimizerChoice> = Entry {
+    named: Named::Type(Variant::of("Adam", KEYS, "Adam; weight decay is added to the gradient")),
+    resolve: |section| Ok(OptimizerChoice::new(AdamOptions::resolve(section, false))),
+};
+pub const ADAM_W: Entry<OptimizerChoice> = Entry {
+    named: Named::Type(Variant::of("AdamW", KEYS, "Adam with weight decay apart from the gradient")),
+    resolve: |section| Ok(OptimizerChoice::new(AdamOptions::resolve(section, true))),
+};
+
+const KEYS: &[Key] = &[
+    Key::new("adam_beta1", Kind::float(0.0, true, 1.0, false))
+        .default("0.9")
+        .doc("Decay of the running mean of the gradient."),
+    Key::new("adam_beta2", Kind::float(0.0, true, 1.0, false))
+        .default("0.999")
+        .doc("Decay of the running mean of the squared gradient."),
+    Key::new("weight_decay", Kind::NOT_NEGATIVE)
+        .default("0.0")
+        .doc("How strongly parameters are drawn to zero."),
+];
+
+/// What an [`Adam`] does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamOptions {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub weight_decay: f64,
+    /// AdamW: the decay is taken off the parameters themselves, instead of being added to the gradient.
+    pub decoupled: bool,
+}
+
+impl AdamOptions {
+    fn resolve(section: &Section, decoupled: bool) -> Self {
+        AdamOptions {
+            beta1: section.float("adam_beta1"),
+            beta2: section.float("adam_beta2"),
+            weight_decay: section.float("weight_decay"),
+            decoupled,
+        }
+    }
+}
+
+impl OptimizerOptions for AdamOptions {
+    fn build(&self, target: &Target) -> Result<Box<dyn Optimizer>> {
+        let trained = target.table.trained();
+        let adam = Adam::new(*self, trained, target.table.len()).on(target.pool.clone());
+        Ok(Box::new(adam.in_single(target.single)))
+    }
+}
 
 /// Guards the division by the root of the second moment.
 const EPSILON: f64 = 1e-8;
@@ -16,43 +74,14 @@ const BLOCK: usize = 128;
 /// The optimiser with its moments.
 #[derive(Clone)]
 pub struct Adam {
-    options: OptimizerOptions,
-    /// Ranges of the flat vector that are trained, by the cell that they lie in. A cell is one task: large enough to outweigh
-    /// handing it out, small enough to stay in cache.
-    cells: Vec<Vec<Range<usize>>>,
+    options: AdamOptions,
+    /// Ranges of the flat vector that are trained, by the cell that they lie in.
+    cells: Vec<Vec<(usize, Range<usize>)>>,
     moments: Moments,
     pool: Pool,
-    /// Sum of squares of the gradient in each cell, so that small elements are not lost beside a large running sum.
+    /// Sum of squares of the gradient in each cell, so that small elements are not lost beside a large running sum. 0 in cells of
+    /// others: added up over ranks they have the same bits for every number of ranks, because all but one of the terms are 0.
     squares: Vec<f64>,
-}
-
-/// First and second moments of the gradient.
-#[derive(Clone)]
-enum Moments {
-    Double([Vec<f64>; 2]),
-    Single([Vec<f32>; 2]),
-}
-
-/// The same while they are updated.
-enum MomentParts {
-    Double([Parts<f64>; 2]),
-    Single([Parts<f32>; 2]),
-}
-
-impl Moments {
-    fn len(&self) -> usize {
-        match self {
-            Moments::Double([first, _]) => first.len(),
-            Moments::Single([first, _]) => first.len(),
-        }
-    }
-
-    fn parts(&mut self) -> MomentParts {
-        match self {
-            Moments::Double(moments) => MomentParts::Double(moments.each_mut().map(|x| Parts::new(x))),
-            Moments::Single(moments) => MomentParts::Single(moments.each_mut().map(|x| Parts::new(x))),
-        }
-    }
 }
 
 impl MomentParts {
@@ -74,83 +103,23 @@ impl MomentParts {
     }
 }
 
-/// What one update is told beside the gradient.
-#[derive(Debug, Clone, Copy)]
-pub struct Descent {
-    /// Learning rate.
-    pub rate: f64,
-    /// Steps done before this one.
-    pub step: u64,
-    /// What the gradient is multiplied by: one over the number of gradients that it is the sum of, less where it is too long.
-    pub factor: f64,
-    /// Whether the sums over ranks are still to be made, and whether their squares are wanted.
-    pub adds_up: bool,
-    pub squares: bool,
-}
-
-impl Descent {
-    /// Scales the gradient down to `max_norm`, where it is longer, given the norm of the sum of gradients. Returns that of their
-    /// mean.
-    pub fn clip(&mut self, norm: f64, max_norm: f64) -> f64 {
-        let norm = self.factor * norm;
-        // 1e-6 as in PyTorch, so that runs with clipping agree too.
-        self.factor *= (max_norm / (norm + 1e-6)).min(1.0);
-        norm
-    }
-}
-
 impl Adam {
     /// An optimiser that has seen no gradient yet.
-    pub fn new(options: OptimizerOptions, trainable: Vec<Range<usize>>, n_params: usize) -> Self {
-        let n_cells = n_params.div_ceil(CELL);
-        let mut cells = vec![Vec::new(); n_cells];
-        for range in trainable {
-            for k in range.start / CELL..range.end.div_ceil(CELL) {
-                cells[k].push(range.start.max(k * CELL)..range.end.min((k + 1) * CELL));
-            }
-        }
+    pub fn new(options: AdamOptions, trained: Vec<Range<usize>>, n_params: usize) -> Self {
+        let cells = by_cell(&trained, n_params);
         Adam {
             options,
-            squares: vec![0.0; n_cells],
+            squares: vec![0.0; cells.len()],
             cells,
-            moments: Moments::Double([vec![0.0; n_params], vec![0.0; n_params]]),
+            moments: Moments::zeros(n_params, false),
             pool: Pool::serial(),
         }
     }
 
-    /// Where gradients have the precision of float32, so have their moments: half the memory goes through the caches in an
-    /// update. The parameters stay float64. Forgets what it has seen.
+    /// The same with moments in float32: see [`Moments::zeros`]. Forgets what it has seen.
     pub fn in_single(mut self, yes: bool) -> Self {
-        let n = self.moments.len();
-        self.moments = match yes {
-            true => Moments::Single([vec![0.0; n], vec![0.0; n]]),
-            false => Moments::Double([vec![0.0; n], vec![0.0; n]]),
-        };
+        self.moments = Moments::zeros(self.moments.len(), yes);
         self
-    }
-
-    /// Overwrites `first` and `second` with the moments.
-    pub fn save_moments(&self, first: &mut Vec<f64>, second: &mut Vec<f64>) {
-        for (k, out) in [first, second].into_iter().enumerate() {
-            out.clear();
-            match &self.moments {
-                Moments::Double(moments) => out.extend_from_slice(&moments[k]),
-                Moments::Single(moments) => out.extend(moments[k].iter().map(|&x| f64::from(x))),
-            }
-        }
-    }
-
-    /// Continues with moments that were saved.
-    pub fn restore_moments(&mut self, first: &[f64], second: &[f64]) {
-        for (k, from) in [first, second].into_iter().enumerate() {
-            assert_eq!(from.len(), self.moments.len(), "moments for every parameter");
-            match &mut self.moments {
-                Moments::Double(moments) => moments[k].copy_from_slice(from),
-                Moments::Single(moments) => {
-                    moments[k].iter_mut().zip(from).for_each(|(out, &x)| *out = x as f32);
-                }
-            }
-        }
     }
 
     /// The same on these threads. The numbers do not depend on how many there are.
@@ -161,121 +130,121 @@ impl Adam {
 
     /// One update of all parameters with a gradient as it is; `step` counts from 0.
     pub fn step(&mut self, params: &mut [f64], grad: &[f64], lr: f64, step: u64) {
-        self.clipped_step(params, grad, lr, step, 0.0);
+        self.descend(params, Gradient::of(grad), Rule::new(&self.options, lr, step), false);
     }
 
-    /// The same with a gradient that is scaled down to `max_norm`, where it is longer; 0 means never.
-    pub fn clipped_step(&mut self, params: &mut [f64], grad: &[f64], lr: f64, step: u64, max_norm: f64) {
-        let (sums, all) = (Sums::of(grad), 0..params.len());
-        let mut descent = Descent { rate: lr, step, factor: 1.0, adds_up: false, squares: false };
-        // SAFETY: nobody else has these sums, and they are complete.
-        unsafe {
-            if max_norm > 0.0 {
-                self.add_up(&sums, all.clone());
-                descent.clip(self.norm(), max_norm);
-            }
-            self.descend(params, &sums, all, &descent);
-        }
-    }
-
-    /// One update of a slice of the parameters, which ends where cells do, from sums of gradients.
-    ///
-    /// # Safety
-    /// The caller owns this slice of the sums, and has added it up or not as `descent` says.
-    pub unsafe fn descend(
-        &mut self,
-        params: &mut [f64],
-        sums: &Sums,
-        slice: Range<usize>,
-        descent: &Descent,
-    ) {
-        let rule = Rule { factor: descent.factor, ..Rule::new(&self.options, descent.rate, descent.step) };
-        let (params, moments) = (Parts::new(params), self.moments.parts());
-        let (n, first, trained) = (params.len(), slice.start / CELL, &self.cells);
-        if descent.squares {
+    /// One update, by sums of gradients times the factor of the rule. Where `measures`, the squares of the sums are kept.
+    fn descend(&mut self, params: &mut [f64], mut gradient: Gradient, rule: Rule, measures: bool) {
+        if measures {
             self.squares.fill(0.0);
         }
-        let squares = Parts::new(&mut self.squares);
-        self.pool.run(cells_of(&slice), |k| {
-            let cell = cell(first + k, n);
-            // SAFETY: one cell for each task; the rest is the caller's promise.
-            let sum =
-                if descent.adds_up { unsafe { sums.add_up(cell.clone()) } } else { sums.part(cell.clone()) };
-            if descent.squares {
+        let (params, moments, squares) =
+            (Parts::new(params), self.moments.parts(), Parts::new(&mut self.squares));
+        let trained = &self.cells;
+        gradient.for_each_cell(&self.pool, |k, cell, sum| {
+            if measures {
                 // SAFETY: one element for each task.
-                unsafe { squares.part(first + k, 1)[0] = square_sum(sum) };
+                unsafe { squares.part(k, 1)[0] = square_sum(sum) };
             }
-            for &Range { start, end } in &trained[first + k] {
+            for (_, Range { start, end }) in &trained[k] {
                 let sum = &sum[start - cell.start..end - cell.start];
                 // SAFETY: cells are disjoint.
-                unsafe { moments.update(params.part(start, end - start), start, sum, rule) };
+                unsafe { moments.update(params.part(*start, end - start), *start, sum, rule) };
             }
         });
     }
 
-    /// Adds up a slice of the sums. Afterwards [`Adam::squares`] has those of the slice.
-    ///
-    /// # Safety
-    /// The caller owns this slice of the sums, and has not added it up yet.
-    pub unsafe fn add_up(&mut self, sums: &Sums, slice: Range<usize>) {
-        let (n, first) = (self.moments.len(), slice.start / CELL);
+    /// Keeps the squares of the sums, cell by cell.
+    fn measure(&mut self, gradient: &mut Gradient) {
         self.squares.fill(0.0);
         let squares = Parts::new(&mut self.squares);
-        self.pool.run(cells_of(&slice), |k| {
-            // SAFETY: one cell and one element for each task.
-            unsafe { squares.part(first + k, 1)[0] = square_sum(sums.add_up(cell(first + k, n))) };
+        gradient.for_each_cell(&self.pool, |k, _, sum| {
+            // SAFETY: one element for each task.
+            unsafe { squares.part(k, 1)[0] = square_sum(sum) };
         });
     }
 
-    /// The sums of squares of the last gradient, cell by cell; 0 in cells of others. Added up over ranks they have the same bits
-    /// for every number of ranks, because all but one of the terms are 0.
-    pub fn squares(&mut self) -> &mut [f64] {
-        &mut self.squares
-    }
-
-    /// The norm of the sum of gradients, once all have the squares of all.
-    pub fn norm(&self) -> f64 {
-        self.squares.iter().sum::<f64>().sqrt()
+    /// The norm of the sum of gradients, from the squares of all ranks.
+    fn norm(&mut self, ranks: &mut dyn Communicator) -> Result<f64> {
+        ranks.all_reduce_sum_f64(&mut self.squares)?;
+        Ok(self.squares.iter().sum::<f64>().sqrt())
     }
 
     /// Whether every parameter is trained.
-    pub fn trains_all(&self) -> bool {
-        self.cells.iter().flatten().map(Range::len).sum::<usize>() == self.moments.len()
+    fn trains_all(&self) -> bool {
+        self.cells.iter().flatten().map(|(_, range)| range.len()).sum::<usize>() == self.moments.len()
     }
 
-    /// The update with a single gradient as it is, piece by piece, each while it is still in the cache of a thread.
+    /// The update with a single gradient as it is, piece by piece.
     ///
     /// # Safety
     /// No two pieces that are taken may overlap.
-    pub unsafe fn by_pieces<'a>(&'a mut self, params: &'a mut [f64], rate: f64, step: u64) -> Pieces<'a> {
+    pub unsafe fn pieces<'a>(&'a mut self, params: &'a mut [f64], rate: f64, step: u64) -> Pieces<'a> {
         assert_eq!(params.len(), self.moments.len(), "moments for every parameter");
         let rule = Rule::new(&self.options, rate, step);
         let (params, moments) = (Parts::new(params), self.moments.parts());
-        Pieces { rule, params, moments, borrowed: std::marker::PhantomData }
+        Pieces { rule, params, moments, borrowed: PhantomData }
     }
 }
 
-/// The `k`-th cell of a vector of `n` numbers.
-fn cell(k: usize, n: usize) -> Range<usize> {
-    k * CELL..n.min((k + 1) * CELL)
+impl Optimizer for Adam {
+    /// It goes element by element: each rank has its slice.
+    fn share(&self) -> Share {
+        Share::Slice
+    }
+
+    fn update(
+        &mut self,
+        params: &mut [f64],
+        mut gradient: Gradient,
+        update: &Update,
+        ranks: &mut dyn Communicator,
+    ) -> Result<f64> {
+        let count = gradient.count();
+        let mut rule = Rule { factor: 1.0 / count, ..Rule::new(&self.options, update.rate, update.step) };
+        if update.max_norm > 0.0 {
+            self.measure(&mut gradient);
+            let norm = rule.factor * self.norm(ranks)?;
+            // 1e-6 as in PyTorch, so that runs with clipping agree too.
+            rule.factor *= (update.max_norm / (norm + 1e-6)).min(1.0);
+            self.descend(params, gradient, rule, false);
+            return Ok(norm);
+        }
+        self.descend(params, gradient, rule, update.wants_norm);
+        Ok(if update.wants_norm { rule.factor * self.norm(ranks)? } else { f64::NAN })
+    }
+
+    fn by_pieces(&mut self) -> Option<&mut dyn ByPieces> {
+        if self.trains_all() { Some(self) } else { None }
+    }
+
+    fn save(&self, spare: &mut Vec<Vec<f64>>, ranks: &mut dyn Communicator) -> Result<Arrays> {
+        Ok(moments::named(self.moments.save_slices(spare, ranks)?))
+    }
+
+    fn restore(&mut self, arrays: &Arrays) -> Result<()> {
+        self.moments.restore(arrays)
+    }
 }
 
-/// How many cells a slice has. An empty one may begin anywhere.
-fn cells_of(slice: &Range<usize>) -> usize {
-    slice.end.div_ceil(CELL) - slice.start.div_ceil(CELL)
+impl ByPieces for Adam {
+    unsafe fn update(&mut self, params: &mut [f64], update: &Update, give: &mut dyn FnMut(&dyn Take)) {
+        // SAFETY: the caller's promise.
+        give(&unsafe { self.pieces(params, update.rate, update.step) });
+    }
 }
 
-/// An update that is done piece by piece: see [`Adam::by_pieces`].
+/// An update that is done piece by piece: see [`Adam::pieces`].
 pub struct Pieces<'a> {
     rule: Rule,
     params: Parts<f64>,
     moments: MomentParts,
-    borrowed: std::marker::PhantomData<&'a mut f64>,
+    borrowed: PhantomData<&'a mut f64>,
 }
 
 impl Take for Pieces<'_> {
     fn take(&self, first: usize, piece: Piece) {
-        // SAFETY: pieces are disjoint by the promise to `by_pieces`.
+        // SAFETY: pieces are disjoint by the promise to `pieces`.
         unsafe {
             match (piece, &self.moments) {
                 (Piece::Double(grad), moments) => {
@@ -325,11 +294,8 @@ pub struct Rule {
 
 impl Rule {
     /// The update of a step, which counts from 0, by the gradient as it is.
-    pub fn new(options: &OptimizerOptions, lr: f64, step: u64) -> Self {
-        let (beta1, beta2, weight_decay, decoupled) = match *options {
-            OptimizerOptions::Adam { beta1, beta2, weight_decay } => (beta1, beta2, weight_decay, false),
-            OptimizerOptions::AdamW { beta1, beta2, weight_decay } => (beta1, beta2, weight_decay, true),
-        };
+    pub fn new(options: &AdamOptions, lr: f64, step: u64) -> Self {
+        let AdamOptions { beta1, beta2, weight_decay, decoupled } = *options;
         let t = (step + 1) as f64;
         Rule {
             factor: 1.0,
@@ -420,11 +386,20 @@ multiversion! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::vectors::{CELL, Sums};
+    use crate::comm::{Communicator, local_group};
+
+    fn options(weight_decay: f64) -> AdamOptions {
+        AdamOptions { beta1: 0.9, beta2: 0.999, weight_decay, decoupled: false }
+    }
+
+    fn alone() -> Box<dyn Communicator> {
+        local_group(1).remove(0)
+    }
 
     #[test]
     fn the_first_step_moves_every_trained_parameter_by_the_learning_rate() {
-        let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
-        let mut adam = Adam::new(options, vec![0..2, 3..4], 4);
+        let mut adam = Adam::new(options(0.0), vec![0..2, 3..4], 4);
         let mut params = vec![1.0; 4];
         adam.step(&mut params, &[3.0, -0.2, 5.0, 1e-3], 0.1, 0);
         for (p, want) in params.iter().zip([0.9, 1.1, 1.0, 0.9]) {
@@ -435,30 +410,21 @@ mod tests {
     #[test]
     fn slices_are_updated_to_the_bit_as_the_whole_and_so_are_their_squares() {
         let n = 3 * CELL + 17;
-        let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.01 };
-        let run = |slices: &[Range<usize>], threads: usize, first_adds_up: bool| {
+        let run = |slices: &[Range<usize>], threads: usize, measures_first: bool| {
             let mut adam =
-                Adam::new(options.clone(), vec![0..CELL + 5, CELL + 9..n], n).on(Pool::new(threads).unwrap());
+                Adam::new(options(0.01), vec![0..CELL + 5, CELL + 9..n], n).on(Pool::new(threads).unwrap());
             let mut params: Vec<f64> = (0..n).map(|k| (k as f64 * 0.3).cos()).collect();
             let sum: Vec<f64> = (0..n).map(|k| 4.0 * (k as f64 * 0.7).sin()).collect();
             let mut squares = vec![0.0; n.div_ceil(CELL)];
             for slice in slices {
-                let sums = Sums::of(&sum);
-                let descent = Descent {
-                    rate: 1e-2,
-                    step: 0,
-                    factor: 0.25,
-                    adds_up: !first_adds_up,
-                    squares: !first_adds_up,
-                };
                 // SAFETY: the slices do not overlap.
-                unsafe {
-                    if first_adds_up {
-                        adam.add_up(&sums, slice.clone());
-                    }
-                    adam.descend(&mut params, &sums, slice.clone(), &descent);
+                let mut gradient = unsafe { Gradient::of_slice(Sums::of(&sum), slice.clone(), 4.0) };
+                let rule = Rule { factor: 1.0 / gradient.count(), ..Rule::new(&adam.options, 1e-2, 0) };
+                if measures_first {
+                    adam.measure(&mut gradient);
                 }
-                squares.iter_mut().zip(adam.squares()).for_each(|(sum, x)| *sum += *x);
+                adam.descend(&mut params, gradient, rule, !measures_first);
+                squares.iter_mut().zip(&adam.squares).for_each(|(sum, x)| *sum += *x);
             }
             (params, squares)
         };
@@ -467,8 +433,8 @@ mod tests {
         assert!((whole.1.iter().sum::<f64>() - want).abs() < 1e-10 * want);
         for slices in [vec![0..CELL, CELL..n], vec![0..0, 0..2 * CELL, 2 * CELL..3 * CELL, 3 * CELL..n, n..n]]
         {
-            for (threads, first_adds_up) in [(1, false), (2, true)] {
-                assert!(run(&slices, threads, first_adds_up) == whole, "{slices:?}");
+            for (threads, measures_first) in [(1, false), (2, true)] {
+                assert!(run(&slices, threads, measures_first) == whole, "{slices:?}");
             }
         }
     }
@@ -476,15 +442,17 @@ mod tests {
     #[test]
     fn a_gradient_is_scaled_down_to_the_largest_norm() {
         let n = 3 * CELL + 17;
-        let options = OptimizerOptions::Adam { beta1: 0.0, beta2: 0.0, weight_decay: 0.0 };
+        let plain = AdamOptions { beta1: 0.0, beta2: 0.0, ..options(0.0) };
         let grad: Vec<f64> = (0..n).map(|k| (k as f64 * 0.7).sin()).collect();
         let norm = grad.iter().map(|x| x * x).sum::<f64>().sqrt();
         let first_moment = |max_norm: f64| {
-            let mut adam = Adam::new(options.clone(), std::iter::once(0..n).collect(), n);
-            adam.clipped_step(&mut vec![0.0; n], &grad, 1e-3, 0, max_norm);
-            let mut first = Vec::new();
-            adam.save_moments(&mut first, &mut Vec::new());
-            first
+            let mut adam = Adam::new(plain, std::iter::once(0..n).collect(), n);
+            let update = Update { step: 0, rate: 1e-3, max_norm, wants_norm: true };
+            let params = &mut vec![0.0; n];
+            let found =
+                Optimizer::update(&mut adam, params, Gradient::of(&grad), &update, &mut *alone()).unwrap();
+            assert!((found / norm - 1.0).abs() < 1e-12, "the norm before it is scaled down");
+            adam.moments.save(&mut Vec::new())[0].clone()
         };
         let (free, bound) = (first_moment(0.0), first_moment(norm / 2.0));
         assert_eq!(free, first_moment(2.0 * norm), "a norm below the limit changes nothing");
@@ -495,7 +463,7 @@ mod tests {
 
     #[test]
     fn decoupled_decay_shrinks_parameters_without_a_gradient() {
-        let options = OptimizerOptions::AdamW { beta1: 0.9, beta2: 0.999, weight_decay: 0.5 };
+        let options = AdamOptions { decoupled: true, ..options(0.5) };
         let mut adam = Adam::new(options, std::iter::once(0..1).collect(), 1);
         let mut params = vec![2.0];
         adam.step(&mut params, &[0.0], 0.1, 0);
@@ -503,10 +471,9 @@ mod tests {
     }
 
     /// Updates 1000 parameters twice, by pieces or at once.
-    fn updated(single: bool, by_pieces: bool) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    fn updated(single: bool, by_pieces: bool) -> (Vec<f64>, Arrays) {
         let n = 1000;
-        let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.01 };
-        let mut adam = Adam::new(options, std::iter::once(0..n).collect(), n).in_single(single);
+        let mut adam = Adam::new(options(0.01), std::iter::once(0..n).collect(), n).in_single(single);
         let mut params: Vec<f64> = (0..n).map(|k| (k as f64 * 0.3).cos()).collect();
         let grad: Vec<f32> = (0..n).map(|k| (k as f32 * 0.7).sin()).collect();
         let wide: Vec<f64> = grad.iter().map(|&x| f64::from(x)).collect();
@@ -517,7 +484,7 @@ mod tests {
                 continue;
             }
             // SAFETY: the pieces do not overlap.
-            let pieces = unsafe { adam.by_pieces(&mut params, 1e-2, step) };
+            let pieces = unsafe { adam.pieces(&mut params, 1e-2, step) };
             for first in (0..n).step_by(150) {
                 let piece = first..n.min(first + 150);
                 pieces.take(first, Piece::Single { grad: &grad[piece.clone()], copy: &mut copy[piece] });
@@ -526,9 +493,7 @@ mod tests {
         if by_pieces {
             assert!(params.iter().zip(&copy).all(|(p, copy)| *p as f32 == *copy), "the copy follows");
         }
-        let (mut first, mut second) = (Vec::new(), Vec::new());
-        adam.save_moments(&mut first, &mut second);
-        (params, first, second)
+        (params, adam.save(&mut Vec::new(), &mut *alone()).unwrap())
     }
 
     #[test]
@@ -547,16 +512,19 @@ mod tests {
     }
 
     #[test]
-    fn restored_moments_are_those_saved() {
+    fn a_state_that_is_restored_is_the_one_that_was_saved() {
         for single in [false, true] {
-            let (_, first, second) = updated(single, false);
-            let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
-            let n = first.len();
-            let mut adam = Adam::new(options, std::iter::once(0..n).collect(), n).in_single(single);
-            adam.restore_moments(&first, &second);
-            let (mut a, mut b) = (Vec::new(), Vec::new());
-            adam.save_moments(&mut a, &mut b);
-            assert!(a == first && b == second && first.iter().any(|&x| x != 0.0), "single: {single}");
+            let (params, saved) = updated(single, false);
+            let n = params.len();
+            let new =
+                |n: usize| Adam::new(options(0.0), std::iter::once(0..n).collect(), n).in_single(single);
+            let mut adam = new(n);
+            adam.restore(&saved).unwrap();
+            let again = adam.save(&mut Vec::new(), &mut *alone()).unwrap();
+            assert!(again == saved && again != new(n).save(&mut Vec::new(), &mut *alone()).unwrap());
+            let e = new(n + 1).restore(&saved).unwrap_err();
+            assert!(e.message().contains("found 1000 numbers in first_moment for 1001 parameters"), "{e}");
+            assert!(new(n).restore(&Arrays::new()).unwrap_err().message().contains("no array"));
         }
     }
 }

@@ -4,7 +4,59 @@
 //! the uncorrected second moment, unlike in [`super::Adam`]. TensorFlow keeps hyperparameters in float32 also where
 //! it trains in float64; so does this, to give the same numbers.
 
+use super::gradient::by_cell;
+use super::moments::{self, MomentParts, Moments};
+use super::{
+    Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, keras_rate, norm,
+};
+use crate::checkpoint::Arrays;
+use crate::comm::Communicator;
+use crate::config::registry::{Entry, Named};
+use crate::config::{Key, Kind, Section, Table};
+use crate::engine::cpu::pool::{Parts, Pool};
+use crate::engine::cpu::real::Real;
+use crate::engine::cpu::simd::multiversion;
+use crate::err;
+use crate::error::Result;
 use std::ops::Range;
+
+/// Keras' Adam on the list of optimisers.
+pub const ADAM: Entry<OptimizerChoice> = Entry {
+    named: Named::Elsewhere("Adam", &KEYS),
+    resolve: |config| Ok(OptimizerChoice::new(KerasAdamOptions::resolve(config)?)),
+};
+
+static KEYS: Table = Table::of(&[Key::new("optimizer", Kind::Object(&BLOCK))]);
+
+static BLOCK: Table = Table::of(&[
+    Key::new("class_name", Kind::Text),
+    Key::new("config", Kind::Object(&CONFIG)).defaults_inside(),
+    Key::new("module", Kind::Any).optional(),
+    Key::new("registered_name", Kind::Any).optional(),
+]);
+
+const CLIP: Kind = Kind::OneOf(&[Kind::POSITIVE, Kind::Null]);
+
+static CONFIG: Table = Table::of(&[
+    keras_rate::KEY,
+    Key::new("beta_1", Kind::float(0.0, true, 1.0, false)).default("0.9"),
+    Key::new("beta_2", Kind::float(0.0, true, 1.0, false)).default("0.999"),
+    Key::new("epsilon", Kind::NOT_NEGATIVE).default("1e-7"),
+    Key::new("clipnorm", CLIP).default("null").doc("Largest norm of the gradient of each variable."),
+    Key::new("global_clipnorm", CLIP).default("null").doc("Largest norm of the whole gradient."),
+    Key::new("clipvalue", CLIP).default("null").doc("Largest component of the gradient."),
+    Key::new("decay", Kind::float(0.0, true, 0.0, true))
+        .default("0.0")
+        .doc("Other values are not supported."),
+    Key::new("amsgrad", Kind::Bool).default("false"),
+    Key::new("name", Kind::Any).optional().ignored(""),
+    Key::new("weight_decay", Kind::Null).default("null"),
+    Key::new("use_ema", Kind::Bool).default("false"),
+    Key::new("ema_momentum", Kind::Any).optional().ignored(""),
+    Key::new("ema_overwrite_frequency", Kind::Any).optional().ignored(""),
+    Key::new("jit_compile", Kind::Any).optional().ignored(""),
+    Key::new("is_legacy_optimizer", Kind::Any).optional().ignored(""),
+]);
 
 /// How gradients are cut down.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,19 +70,6 @@ pub enum Clip {
     Value(f64),
 }
 
-/// The learning rate of every step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Rate {
-    Constant(f64),
-    /// initial * rate^(step / steps), in stairs where `staircase`.
-    Exponential {
-        initial: f64,
-        steps: f64,
-        rate: f64,
-        staircase: bool,
-    },
-}
-
 /// Whose details are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
@@ -39,7 +78,7 @@ pub enum Style {
     TensorFlow1,
 }
 
-/// What an [`KerasAdam`] does.
+/// What a [`KerasAdam`] does.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KerasAdamOptions {
     pub style: Style,
@@ -47,7 +86,6 @@ pub struct KerasAdamOptions {
     pub beta2: f64,
     pub epsilon: f64,
     pub clip: Clip,
-    pub rate: Rate,
 }
 
 impl KerasAdamOptions {
@@ -59,7 +97,6 @@ impl KerasAdamOptions {
             beta2: 0.999,
             epsilon: 1e-7,
             clip: Clip::Variable(0.01),
-            rate: Rate::Exponential { initial: 3e-4, steps: 10_000.0, rate: 0.994, staircase: false },
         }
     }
 
@@ -71,32 +108,50 @@ impl KerasAdamOptions {
             beta2: 0.999,
             epsilon: 1e-8,
             clip: Clip::Global(0.01),
-            rate: Rate::Exponential { initial: 3e-4, steps: 10_000.0, rate: 0.999, staircase: true },
+        }
+    }
+
+    /// Resolves the checked `config` of a Keras Adam.
+    fn resolve(config: &Section) -> Result<Self> {
+        for key in ["amsgrad", "use_ema"] {
+            if config.bool(key) {
+                return Err(config.error(key, err!("true is not supported")));
+            }
+        }
+        Ok(KerasAdamOptions {
+            style: Style::Keras,
+            beta1: config.float("beta_1"),
+            beta2: config.float("beta_2"),
+            epsilon: config.float("epsilon"),
+            clip: Clip::resolve(config)?,
+        })
+    }
+}
+
+impl Clip {
+    fn resolve(config: &Section) -> Result<Clip> {
+        let clips = [
+            ("clipnorm", Clip::Variable as fn(f64) -> Clip),
+            ("global_clipnorm", Clip::Global),
+            ("clipvalue", Clip::Value),
+        ];
+        let given: Vec<_> =
+            clips.iter().filter_map(|(key, clip)| Some((*key, clip(config.optional_float(key)?)))).collect();
+        match given[..] {
+            [] => Ok(Clip::None),
+            [(_, clip)] => Ok(clip),
+            [(first, _), (second, _), ..] => Err(config
+                .error(second, err!("{first} is given too"))
+                .help("give one of the three ways of clipping")),
         }
     }
 }
 
-impl Rate {
-    /// The rate of `step`, from 0, computed in float32 as TensorFlow does.
-    pub fn at(&self, step: u64) -> f64 {
-        match *self {
-            Rate::Constant(rate) => f64::from(rate as f32),
-            Rate::Exponential { initial, steps, rate, staircase } => {
-                let p = step as f32 / steps as f32;
-                let p = if staircase { p.floor() } else { p };
-                f64::from(initial as f32 * (rate as f32).powf(p))
-            }
-        }
-    }
-
-    /// The same schedule from another start: for more ranks.
-    pub fn scaled(self, factor: f64) -> Rate {
-        match self {
-            Rate::Constant(rate) => Rate::Constant(rate * factor),
-            Rate::Exponential { initial, steps, rate, staircase } => {
-                Rate::Exponential { initial: initial * factor, steps, rate, staircase }
-            }
-        }
+impl OptimizerOptions for KerasAdamOptions {
+    fn build(&self, target: &Target) -> Result<Box<dyn Optimizer>> {
+        let variables = target.table.views().iter().map(|view| view.range()).collect();
+        let adam = KerasAdam::new(*self, variables, target.table.len());
+        Ok(Box::new(KerasAdam { pool: target.pool.clone(), ..adam }))
     }
 }
 
@@ -110,73 +165,29 @@ pub struct KerasRule {
     pub gain: [f64; 2],
 }
 
-/// The optimiser with its moments.
-#[derive(Debug, Clone)]
-pub struct KerasAdam {
+/// The numbers of every step, without moments.
+#[derive(Debug, Clone, Copy)]
+pub struct KerasRules {
     pub options: KerasAdamOptions,
-    variables: Vec<Range<usize>>,
-    pub first_moment: Vec<f64>,
-    pub second_moment: Vec<f64>,
     /// TensorFlow 1: the step that the running products below belong to.
     products_at: u64,
     products: [f32; 2],
 }
 
-impl KerasAdam {
-    /// An optimiser that has seen no gradient yet. `variables` are the ranges that are cut down one by one.
-    pub fn new(options: KerasAdamOptions, variables: Vec<Range<usize>>, n_params: usize) -> Self {
-        let zero = vec![0.0; n_params];
-        KerasAdam {
-            options,
-            variables,
-            first_moment: zero.clone(),
-            second_moment: zero,
-            products_at: 0,
-            products: [1.0; 2],
-        }
-    }
-
-    /// Cuts a gradient down. Its norm before that is returned.
-    pub fn clip(&self, grad: &mut [f64]) -> f64 {
-        let norm = norm(grad);
-        match self.options.clip {
-            Clip::None => {}
-            Clip::Global(most) => shrink(grad, norm, most),
-            Clip::Variable(most) => {
-                for range in &self.variables {
-                    let part = &mut grad[range.clone()];
-                    let norm = self::norm(part);
-                    shrink(part, norm, most);
-                }
-            }
-            Clip::Value(most) => grad.iter_mut().for_each(|g| *g = g.clamp(-most, most)),
-        }
-        norm
-    }
-
-    /// One update with a gradient that is cut down first; `step` counts from 0. Returns the norm of the
-    /// gradient before that.
-    pub fn step(&mut self, params: &mut [f64], grad: &mut [f64], step: u64) -> f64 {
-        let norm = self.clip(grad);
-        let KerasRule { rate, epsilon, gain: [gain1, gain2] } = self.rule(step);
-        let moments = self.first_moment.iter_mut().zip(&mut self.second_moment);
-        for ((p, g), (m, v)) in params.iter_mut().zip(grad.iter()).zip(moments) {
-            *m += (g - *m) * gain1;
-            *v += (g * g - *v) * gain2;
-            *p -= rate * *m / (v.sqrt() + epsilon);
-        }
-        norm
+impl KerasRules {
+    pub fn new(options: KerasAdamOptions) -> Self {
+        KerasRules { options, products_at: 0, products: [1.0; 2] }
     }
 
     /// The numbers of a step, which counts from 0.
-    pub fn rule(&mut self, step: u64) -> KerasRule {
+    pub fn at(&mut self, step: u64, rate: f64) -> KerasRule {
         let [power1, power2] = self.powers(step + 1);
         let epsilon = match self.options.style {
             Style::Keras => self.options.epsilon,
             Style::TensorFlow1 => f64::from(self.options.epsilon as f32),
         };
         KerasRule {
-            rate: self.options.rate.at(step) * (1.0 - power2).sqrt() / (1.0 - power1),
+            rate: rate * (1.0 - power2).sqrt() / (1.0 - power1),
             epsilon,
             gain: [self.options.beta1, self.options.beta2].map(|beta| 1.0 - f64::from(beta as f32)),
         }
@@ -199,16 +210,114 @@ impl KerasAdam {
     }
 }
 
-fn norm(x: &[f64]) -> f64 {
-    x.iter().map(|x| x * x).sum::<f64>().sqrt()
+/// The optimiser with its moments.
+pub struct KerasAdam {
+    rules: KerasRules,
+    /// The ranges that are cut down one by one, as they are and by cell.
+    variables: Vec<Range<usize>>,
+    cells: Vec<Vec<(usize, Range<usize>)>>,
+    /// What the gradient of each variable is multiplied by.
+    scales: Vec<f64>,
+    moments: Moments,
+    pool: Pool,
 }
 
-/// Scales a vector of this norm down to at most `most`.
-fn shrink(x: &mut [f64], norm: f64, most: f64) {
-    if norm > most {
-        let scale = most / norm;
-        x.iter_mut().for_each(|x| *x *= scale);
+impl KerasAdam {
+    /// An optimiser that has seen no gradient yet. `variables` are the ranges that are cut down one by one.
+    pub fn new(options: KerasAdamOptions, variables: Vec<Range<usize>>, n_params: usize) -> Self {
+        KerasAdam {
+            rules: KerasRules::new(options),
+            cells: by_cell(&variables, n_params),
+            scales: vec![1.0; variables.len()],
+            variables,
+            moments: Moments::zeros(n_params, false),
+            pool: Pool::serial(),
+        }
     }
+
+    /// One update with a gradient that is cut down first; `step` counts from 0. Returns the norm of the gradient before that.
+    pub fn step(&mut self, params: &mut [f64], grad: &[f64], rate: f64, step: u64) -> f64 {
+        self.descend(params, Gradient::of(grad), rate, step)
+    }
+
+    fn descend(&mut self, params: &mut [f64], mut gradient: Gradient, rate: f64, step: u64) -> f64 {
+        let (rule, norm) = (self.rules.at(step, rate), self.measure(gradient.whole()));
+        let most = match self.rules.options.clip {
+            Clip::Value(most) => most,
+            _ => f64::INFINITY,
+        };
+        let MomentParts::Double([first, second]) = self.moments.parts() else {
+            unreachable!("they are made in float64")
+        };
+        let (params, cells, scales) = (Parts::new(params), &self.cells, &self.scales);
+        gradient.for_each_cell(&self.pool, |k, cell, grad| {
+            for (variable, Range { start, end }) in &cells[k] {
+                let (n, grad) = (end - start, &grad[start - cell.start..end - cell.start]);
+                // SAFETY: cells and variables are disjoint.
+                let [p, m, v] = unsafe { [&params, &first, &second].map(|x| x.part(*start, n)) };
+                update(p, grad, m, v, (scales[*variable], most), rule);
+            }
+        });
+        norm
+    }
+
+    /// Finds out what the gradient of each variable is multiplied by. Returns the norm of all.
+    fn measure(&mut self, grad: &[f64]) -> f64 {
+        let norm = norm(grad);
+        match self.rules.options.clip {
+            Clip::None | Clip::Value(_) => {}
+            Clip::Global(most) => self.scales.fill(scale(norm, most)),
+            Clip::Variable(most) => {
+                for (out, range) in self.scales.iter_mut().zip(&self.variables) {
+                    *out = scale(super::norm(&grad[range.clone()]), most);
+                }
+            }
+        }
+        norm
+    }
+}
+
+impl Optimizer for KerasAdam {
+    /// Norms of variables go over slices, and are added up in the order of the elements.
+    fn share(&self) -> Share {
+        Share::Whole
+    }
+
+    fn update(
+        &mut self,
+        params: &mut [f64],
+        gradient: Gradient,
+        update: &Update,
+        _ranks: &mut dyn Communicator,
+    ) -> Result<f64> {
+        Ok(self.descend(params, gradient, update.rate, update.step))
+    }
+
+    fn save(&self, spare: &mut Vec<Vec<f64>>, _ranks: &mut dyn Communicator) -> Result<Arrays> {
+        Ok(moments::named(self.moments.save(spare)))
+    }
+
+    fn restore(&mut self, arrays: &Arrays) -> Result<()> {
+        self.moments.restore(arrays)
+    }
+}
+
+multiversion! {
+    /// One chunk of an update, element by element. The gradient is multiplied by one number and cut off at another.
+    fn update<T: Real>(params: &mut [f64], grad: &[T], first: &mut [f64], second: &mut [f64], clip: (f64, f64), rule: KerasRule) {
+        let KerasRule { rate, epsilon, gain: [gain1, gain2] } = rule;
+        for ((p, g), (m, v)) in params.iter_mut().zip(grad).zip(first.iter_mut().zip(second)) {
+            let g = (g.to_f64() * clip.0).clamp(-clip.1, clip.1);
+            *m += (g - *m) * gain1;
+            *v += (g * g - *v) * gain2;
+            *p -= rate * *m / (v.sqrt() + epsilon);
+        }
+    }
+}
+
+/// What brings a vector of this norm down to at most `most`.
+fn scale(norm: f64, most: f64) -> f64 {
+    if norm > most { most / norm } else { 1.0 }
 }
 
 #[cfg(test)]
@@ -219,10 +328,9 @@ mod tests {
     fn the_first_step_moves_by_the_learning_rate() {
         for options in [KerasAdamOptions::master(), KerasAdamOptions::fork()] {
             let mut adam = KerasAdam::new(options, vec![0..2, 2..3], 3);
-            let mut params = vec![1.0; 3];
-            let norm = adam.step(&mut params, &mut [5.0, -7.0, 0.0], 0);
+            let (mut params, lr) = (vec![1.0; 3], 3e-4);
+            let norm = adam.step(&mut params, &[5.0, -7.0, 0.0], lr, 0);
             assert!((norm - 74f64.sqrt()).abs() < 1e-12, "before it was cut down");
-            let lr = 3e-4;
             assert!((params[0] - (1.0 - lr)).abs() < 1e-6 && (params[1] - (1.0 + lr)).abs() < 1e-6);
             assert_eq!(params[2], 1.0);
         }
@@ -231,10 +339,12 @@ mod tests {
     #[test]
     fn clipping_is_per_variable_global_or_per_element() {
         let clipped = |clip| {
-            let options = KerasAdamOptions { clip, ..KerasAdamOptions::master() };
-            let mut grad = vec![3.0, 4.0, 0.5];
-            KerasAdam::new(options, vec![0..2, 2..3], 3).clip(&mut grad);
-            grad
+            // The first moment is the gradient itself.
+            let options = KerasAdamOptions { clip, beta1: 0.0, ..KerasAdamOptions::master() };
+            let mut adam = KerasAdam::new(options, vec![0..2, 2..3], 3);
+            adam.step(&mut [0.0; 3], &[3.0, 4.0, 0.5], 1e-3, 0);
+            let [first, _] = adam.moments.save(&mut Vec::new());
+            first
         };
         let close = |a: Vec<f64>, b: [f64; 3]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12);
         assert!(close(clipped(Clip::None), [3.0, 4.0, 0.5]));
@@ -245,12 +355,16 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_falls_smoothly_or_in_stairs_and_follows_the_ranks() {
-        let rate = |staircase| Rate::Exponential { initial: 1e-3, steps: 10.0, rate: 0.5, staircase };
-        assert!((rate(false).at(5) / 1e-3 - 0.5f64.sqrt()).abs() < 1e-6);
-        assert_eq!(rate(true).at(9), f64::from(1e-3f32));
-        assert!((rate(true).at(10) - 5e-4).abs() < 1e-9);
-        assert!((rate(true).scaled(4.0).at(0) - 4e-3).abs() < 1e-9);
-        assert!((Rate::Constant(1e-2).at(99) - 1e-2).abs() < 1e-9);
+    fn threads_change_no_bit() {
+        let n = 3 * crate::comm::vectors::CELL + 17;
+        let run = |threads: usize| {
+            let adam = KerasAdam::new(KerasAdamOptions::master(), vec![0..100, 100..n], n);
+            let mut adam = KerasAdam { pool: Pool::new(threads).unwrap(), ..adam };
+            let mut params: Vec<f64> = (0..n).map(|k| (k as f64 * 0.3).cos()).collect();
+            let grad: Vec<f64> = (0..n).map(|k| (k as f64 * 0.7).sin()).collect();
+            let norms: Vec<f64> = (0..3).map(|step| adam.step(&mut params, &grad, 1e-2, step)).collect();
+            (params, norms)
+        };
+        assert!(run(1) == run(3));
     }
 }

@@ -1,7 +1,8 @@
 //! The `learning_rate` and `optimizer` sections: the tables of keys, and the options as meant.
 
-use crate::config::Section;
+use super::OPTIMIZERS;
 use crate::config::table::{Key, Kind, Table, Variant, Variants};
+use crate::config::{Section, registry};
 use crate::err;
 use crate::error::Result;
 use serde_json::Value;
@@ -44,13 +45,6 @@ pub struct LearningRateOptions {
     pub warmup_start_factor: f64,
     /// `None`: the convention of the command line decides (Horovod's for `dp`, DDP's for `dp --pt`).
     pub scale_by_worker: Option<ScaleByWorker>,
-}
-
-/// The `optimizer` section.
-#[derive(Debug, Clone, PartialEq)]
-pub enum OptimizerOptions {
-    Adam { beta1: f64, beta2: f64, weight_decay: f64 },
-    AdamW { beta1: f64, beta2: f64, weight_decay: f64 },
 }
 
 /// The `learning_rate` section before the number of steps is known.
@@ -149,32 +143,10 @@ const WSD: &[Key] = &[
 ];
 
 /// The keys of the `optimizer` section.
-pub static OPTIMIZER: Table = Table {
-    keys: &[],
-    variants: Some(Variants {
-        what: "optimizer",
-        default: "Adam",
-        list: &[
-            Variant::of("Adam", ADAM, "Adam; weight decay is added to the gradient"),
-            Variant::of("AdamW", ADAM, "Adam with weight decay apart from the gradient"),
-            Variant::not_yet("LKF"),
-            Variant::not_yet("AdaMuon"),
-            Variant::not_yet("HybridMuon"),
-        ],
-    }),
-};
+pub static OPTIMIZER: Table =
+    Table { keys: &[], variants: Some(Variants { what: "optimizer", default: "Adam", list: &TYPES }) };
 
-const ADAM: &[Key] = &[
-    Key::new("adam_beta1", Kind::float(0.0, true, 1.0, false))
-        .default("0.9")
-        .doc("Decay of the running mean of the gradient."),
-    Key::new("adam_beta2", Kind::float(0.0, true, 1.0, false))
-        .default("0.999")
-        .doc("Decay of the running mean of the squared gradient."),
-    Key::new("weight_decay", Kind::NOT_NEGATIVE)
-        .default("0.0")
-        .doc("How strongly parameters are drawn to zero."),
-];
+static TYPES: [Variant; registry::count_types(OPTIMIZERS)] = registry::types(OPTIMIZERS);
 
 /// Where neither stop_lr nor stop_lr_ratio is given.
 const DEFAULT_STOP_LR: f64 = 5e-8;
@@ -300,18 +272,6 @@ fn warmup(section: &Section) -> Result<Warmup> {
             .help("they say the same: keep one of them")),
         Some(ratio) => Ok(Warmup::Ratio(ratio)),
         None => Ok(Warmup::Steps(steps)),
-    }
-}
-
-impl OptimizerOptions {
-    /// Resolves the checked `optimizer` section.
-    pub fn resolve(section: &Section) -> OptimizerOptions {
-        let (beta1, beta2) = (section.float("adam_beta1"), section.float("adam_beta2"));
-        let weight_decay = section.float("weight_decay");
-        match section.text("type") {
-            "AdamW" => OptimizerOptions::AdamW { beta1, beta2, weight_decay },
-            _ => OptimizerOptions::Adam { beta1, beta2, weight_decay },
-        }
     }
 }
 

@@ -5,4 +5,6 @@ pub mod split; // subsets of a data set, as PiNN draws them
 pub mod distribute; // files over ranks
 pub mod params; // params.yml of both styles
 pub mod log; // tables of metrics
+pub mod tensorflow; // TensorFlow's checkpoints, with PiNN's names
 pub mod train; // `pinn train`
+pub mod predict; // a trained network in use

@@ -2,7 +2,6 @@
 
 use super::number::exp;
 use crate::error::{IoContext, Result};
-use crate::loss::options::{EnerLossOptions, LossFunction, Prefactor};
 use crate::{bail, err};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -25,22 +24,6 @@ impl Columns {
         let mut names: Vec<String> = names.into_iter().collect();
         names.sort();
         Columns { names, validation }
-    }
-
-    /// What a loss of type `ener` displays: the root of the loss, and an error for each term that it has.
-    pub fn of_loss(loss: &EnerLossOptions, validation: bool) -> Self {
-        let error = if loss.function == LossFunction::Mae { "mae" } else { "rmse" };
-        let terms = [
-            (loss.energy, "e"),
-            (loss.force, "f"),
-            (loss.virial, "v"),
-            (loss.atom_energy, "ae"),
-            (loss.atom_pref_force, "pf"),
-        ];
-        let has = |pref: Prefactor| pref.start != 0.0 && pref.limit != 0.0;
-        let shown =
-            terms.into_iter().filter(|&(pref, _)| has(pref)).map(|(_, term)| format!("{error}_{term}"));
-        Columns::new(shown.chain(["rmse".to_owned()]), validation)
     }
 
     /// The quantities in the order of a row.
@@ -104,8 +87,8 @@ impl Row {
 pub enum ResumeAt {
     /// After the row of this step; rows of later steps are cut, they will be made again.
     Step(u64),
-    /// After this many bytes, as [`LCurve::bytes_written`] said when the checkpoint was saved.
-    Byte(u64),
+    /// After this many bytes, as [`LCurve::bytes_written`] said when the checkpoint of this step was saved.
+    Byte { bytes: u64, step: u64 },
 }
 
 /// The open file. Each row is one write and is in the system's hands when [`LCurve::append`] returns.
@@ -135,9 +118,12 @@ impl LCurve {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Self::create(path, columns),
             Err(e) => bail!("{}: cannot read: {e}", path.display()),
         };
-        let keep = match at {
-            ResumeAt::Step(last) => complete_until(&old, last),
-            ResumeAt::Byte(bytes) => checked_offset(path, &old, bytes)?,
+        let (keep, lost) = match at {
+            ResumeAt::Step(last) => (complete_until(&old, last), None),
+            ResumeAt::Byte { bytes, step } => match checked_offset(path, &old, bytes)? {
+                Some(keep) => (keep, None),
+                None => (complete_until(&old, step), Some(step)),
+            },
         };
         let file = OpenOptions::new().append(true).open(path).io("open", path)?;
         file.set_len(keep as u64).io("cut the rows after the checkpoint", path)?;
@@ -147,7 +133,22 @@ impl LCurve {
         if !has_header {
             curve.write(&header)?;
         }
+        if let Some(step) = lost {
+            log::warn!(
+                "{}: the file is not what it was when the checkpoint of step {step} was saved, as after a power cut: rows that \
+                 stood before that step are lost",
+                path.display()
+            );
+            curve.write(&format!(
+                "# rows before step {step} were lost: the file was cut off after the checkpoint\n"
+            ))?;
+        }
         Ok(curve)
+    }
+
+    /// The file, to be synced before a checkpoint that counts on its rows.
+    pub fn to_sync(&self) -> Result<File> {
+        self.file.try_clone().io("keep open", &self.path)
     }
 
     /// Adds a row.
@@ -201,17 +202,22 @@ fn complete_until(old: &[u8], last: u64) -> usize {
     keep
 }
 
-fn checked_offset(path: &Path, old: &[u8], bytes: u64) -> Result<usize> {
-    let at = usize::try_from(bytes).ok().filter(|&at| at <= old.len());
-    match at {
-        Some(at) if at == 0 || old[at - 1] == b'\n' => Ok(at),
-        _ => Err(err!(
-            "{}: the checkpoint was saved when this file had {bytes} bytes; it has {} now and no row ends there",
-            path.display(),
-            old.len()
-        )
-        .help("it belongs to another run: move it away, and the restart begins a new one")),
+/// Bytes to keep: all that were there when the checkpoint was saved. None where they are not there any more: after a power
+/// cut a file may be shorter, or end in zeros.
+fn checked_offset(path: &Path, old: &[u8], bytes: u64) -> Result<Option<usize>> {
+    let at = usize::try_from(bytes).unwrap_or(usize::MAX);
+    if old.len() < at || old[..at].contains(&0) {
+        return Ok(None);
     }
+    if at == 0 || old[at - 1] == b'\n' {
+        return Ok(Some(at));
+    }
+    Err(err!(
+        "{}: the checkpoint was saved when this file had {bytes} bytes; it has {} now and no row ends there",
+        path.display(),
+        old.len()
+    )
+    .help("it belongs to another run: move it away, and the restart begins a new one"))
 }
 
 /// The column line that holds for rows after `kept`.
@@ -229,36 +235,6 @@ mod tests {
 
     fn row(step: u64) -> Row {
         Row { step, train: vec![10.1, 0.9, 0.995, f64::NAN], valid: vec![], lr: 1e-3 }
-    }
-
-    fn loss(function: LossFunction) -> EnerLossOptions {
-        let on = Prefactor { start: 1.0, limit: 1.0 };
-        let off = Prefactor { start: 0.0, limit: 0.0 };
-        EnerLossOptions {
-            energy: on,
-            force: on,
-            virial: Prefactor { start: 0.0, limit: 1.0 },
-            atom_energy: off,
-            atom_pref_force: on,
-            relative_f: None,
-            function,
-            f_use_norm: false,
-            enable_atom_ener_coeff: false,
-            use_default_pf: false,
-            intensive_ener_virial: false,
-        }
-    }
-
-    #[test]
-    fn columns_follow_the_terms_of_the_loss() {
-        assert_eq!(
-            Columns::of_loss(&loss(LossFunction::Mse), true).names(),
-            ["rmse", "rmse_e", "rmse_f", "rmse_pf"]
-        );
-        assert_eq!(
-            Columns::of_loss(&loss(LossFunction::Mae), true).names(),
-            ["mae_e", "mae_f", "mae_pf", "rmse"]
-        );
     }
 
     /// Header and rows are DeePMD-kit 3.2.0's for the same numbers; the comment below the header is ours.
@@ -308,7 +284,7 @@ mod tests {
         write(&mut whole, &[300, 400]);
         let want = std::fs::read(&path).unwrap();
         for killed_at in saved_at as usize..=want.len() {
-            for at in [ResumeAt::Step(200), ResumeAt::Byte(saved_at)] {
+            for at in [ResumeAt::Step(200), ResumeAt::Byte { bytes: saved_at, step: 200 }] {
                 std::fs::write(&path, &want[..killed_at]).unwrap();
                 let mut second = LCurve::resume(&path, columns(false), at).unwrap();
                 assert_eq!(second.bytes_written(), saved_at);
@@ -338,12 +314,39 @@ mod tests {
         let mut curve = LCurve::create(&path, columns(false)).unwrap();
         curve.append(&row(1)).unwrap();
         let bytes = curve.bytes_written();
-        for wrong in [bytes + 1, bytes - 1] {
-            let error = LCurve::resume(&path, columns(false), ResumeAt::Byte(wrong)).unwrap_err();
-            assert!(error.to_string().contains("another run"), "{error}");
-        }
+        let error =
+            LCurve::resume(&path, columns(false), ResumeAt::Byte { bytes: bytes - 1, step: 1 }).unwrap_err();
+        assert!(error.to_string().contains("another run"), "{error}");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
         let absent = folder.path().join("absent.out");
-        assert!(LCurve::resume(&absent, columns(false), ResumeAt::Byte(9)).is_ok());
+        assert!(LCurve::resume(&absent, columns(false), ResumeAt::Byte { bytes: 9, step: 1 }).is_ok());
+    }
+
+    #[test]
+    fn after_a_power_cut_whole_rows_stay_and_the_rest_is_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lcurve.out");
+        let mut curve = LCurve::create(&path, columns(false)).unwrap();
+        [1, 100, 200, 300].iter().for_each(|&step| curve.append(&row(step)).unwrap());
+        let (bytes, want) = (curve.bytes_written(), std::fs::read(&path).unwrap());
+        for kept in 0..want.len() {
+            for zeros in [0, want.len() - kept, want.len() - kept + 40] {
+                std::fs::write(&path, [&want[..kept], &vec![0; zeros]].concat()).unwrap();
+                let at = ResumeAt::Byte { bytes, step: 300 };
+                LCurve::resume(&path, columns(false), at).unwrap().append(&row(400)).unwrap();
+                let text = std::fs::read_to_string(&path).unwrap();
+                assert!(text.starts_with(columns(false).header().lines().next().unwrap()), "{kept}: {text}");
+                assert_eq!(text.matches("# rows before step 300 were lost").count(), 1, "{kept}: {text}");
+                let rows: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+                assert!(rows.last().unwrap().trim_start().starts_with("400 "), "{text}");
+                let lines = want[..kept].split_inclusive(|&byte| byte == b'\n');
+                let whole = lines.filter(|line| line.ends_with(b"\n") && !line.starts_with(b"#")).count();
+                assert_eq!(rows.len(), whole + 1, "{kept} bytes were left: {text}");
+                // The file can be continued from a later checkpoint like any other.
+                let bytes = text.len() as u64;
+                LCurve::resume(&path, columns(false), ResumeAt::Byte { bytes, step: 400 }).unwrap();
+                assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            }
+        }
     }
 }

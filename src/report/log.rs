@@ -3,7 +3,7 @@
 //! A line is handed to the system in one piece, so lines of different ranks never mix on a shared console or in
 //! a shared file.
 
-use super::progress;
+use super::{dashboard, progress};
 use crate::error::{IoContext, Result};
 use crate::{bail, err};
 use jiff::Zoned;
@@ -64,11 +64,20 @@ pub struct LogOptions {
     pub rank: usize,
     /// Number of ranks; a run of one has no ranks to tell apart and logs plainly in every mode.
     pub size: usize,
+    /// Leave the file as it is until [`start_file`]: a run that is refused must not empty the log of another.
+    pub waits: bool,
 }
 
 impl Default for LogOptions {
     fn default() -> Self {
-        LogOptions { level: LevelFilter::Info, path: None, mode: MpiLog::Master, rank: 0, size: 1 }
+        LogOptions {
+            level: LevelFilter::Info,
+            path: None,
+            mode: MpiLog::Master,
+            rank: 0,
+            size: 1,
+            waits: false,
+        }
     }
 }
 
@@ -112,11 +121,31 @@ pub fn set_collector(collector: Collector) {
     }
 }
 
-/// Tells the user why the run ends: `error: ...`, after everything that was logged.
+/// With `waits`: this run may write its files. Starts the log file afresh, with the lines that waited for it.
+pub fn start_file() {
+    if let Some(sink) = LOGGER.write().as_mut() {
+        sink.start_file();
+    }
+}
+
+/// With `waits`: this run may not write its files. A log file with something in it stays as it is.
+pub fn forget_file() {
+    if let Some(sink) = LOGGER.write().as_mut() {
+        sink.forget_file();
+    }
+}
+
+/// Tells the user why the run ends: `error: ...`, after everything that was logged, and in the log file too.
 pub fn tell_error(error: &crate::error::Error) {
     log::logger().flush();
+    let text = printable(&error.to_string());
     // Nobody is left to tell when the console is gone.
-    let _ = std::io::stderr().lock().write_all(format!("error: {error}\n").as_bytes());
+    let _ = std::io::stderr().lock().write_all(format!("error: {text}\n").as_bytes());
+    if let Some(sink) = LOGGER.read().as_ref().filter(|sink| sink.file.is_some()) {
+        let args = format_args!("{error}");
+        let record = Record::builder().level(Level::Error).target("phalanx").args(args).build();
+        sink.to_file(file_line(&Zoned::now(), sink.file_rank, &record).as_bytes());
+    }
 }
 
 /// Writes a whole line of another rank, newline included, to this rank's file.
@@ -178,8 +207,10 @@ struct Sink {
     /// The rank to name in the file, where several share it.
     file_rank: Option<usize>,
     file: Option<File>,
-    /// Lines for the shared file that wait for rank 0 to open it.
+    /// Lines for the file that wait: for rank 0 to start a shared one, or until the file is ours.
     held: Option<std::sync::Mutex<Vec<Vec<u8>>>>,
+    /// Whether the file is yet to be emptied.
+    starts_afresh: bool,
     collector: Option<Collector>,
 }
 
@@ -191,15 +222,17 @@ impl Sink {
         let speaks = !(ranks && mode == MpiLog::Master && rank != 0);
         let shares = mode == MpiLog::Collect;
         let follows = shares && rank != 0;
+        let waits = options.waits && !follows;
         let file = match &options.path {
-            Some(path) if speaks => Some(open_file(&file_path(path, mode, rank), !follows)?),
+            Some(path) if speaks => Some(open_file(&file_path(path, mode, rank), !follows && !waits)?),
             _ => None,
         };
         Ok(Sink {
             speaks,
             console_rank: (mode != MpiLog::Master).then_some(rank),
             file_rank: shares.then_some(rank),
-            held: (follows && file.is_some()).then(Default::default),
+            held: ((follows || waits) && file.is_some()).then(Default::default),
+            starts_afresh: waits && file.is_some(),
             file,
             collector: None,
         })
@@ -214,6 +247,7 @@ impl Sink {
         progress::suspended(|| {
             let _ = std::io::stderr().lock().write_all(line.as_bytes());
         });
+        dashboard::line(line.trim_end());
         if self.file.is_some() {
             self.to_file(file_line(now, self.file_rank, record).as_bytes());
         }
@@ -233,6 +267,23 @@ impl Sink {
         if let Some(file) = &self.file {
             // A full disk must not end a training run for the sake of its log.
             let _ = (&mut &*file).write_all(line);
+        }
+    }
+
+    fn start_file(&mut self) {
+        if !std::mem::take(&mut self.starts_afresh) {
+            return;
+        }
+        if let Some(file) = self.file.as_ref().filter(|file| file.metadata().is_ok_and(|m| m.is_file())) {
+            let _ = file.set_len(0); // what cannot be emptied is added to
+        }
+        self.release();
+    }
+
+    fn forget_file(&mut self) {
+        let has_content = |file: &File| file.metadata().is_ok_and(|m| m.is_file() && m.len() > 0);
+        if self.starts_afresh && self.file.as_ref().is_some_and(has_content) {
+            (self.file, self.held) = (None, None);
         }
     }
 
@@ -277,13 +328,35 @@ pub fn file_path(path: &Path, mode: MpiLog, rank: usize) -> PathBuf {
 
 /// `[2026-01-31 12:00:00,123] DEEPMD rank:3  INFO    message`, the rank only where there are several.
 fn console_line(now: &Zoned, rank: Option<usize>, record: &Record) -> String {
-    format!("{} {}\n", line_head(now, rank, record.level()), record.args())
+    format!("{} {}\n", line_head(now, rank, record.level()), printable(&record.args().to_string()))
 }
 
 /// As on the console, with the module that speaks in front of the message.
 fn file_line(now: &Zoned, rank: Option<usize>, record: &Record) -> String {
     let module = record.target().replace("::", ".");
-    format!("{} {module:<45} {}\n", line_head(now, rank, record.level()), record.args())
+    let text = printable(&record.args().to_string());
+    format!("{} {module:<45} {text}\n", line_head(now, rank, record.level()))
+}
+
+/// Text as it may stand on a terminal and in a log: names of files and keys come from outside, and could move the cursor or
+/// forge a line. Control characters become `\\x1b`, and lines after the first are indented.
+fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '\t' => out.push(c),
+            '\n' => {
+                out.push(c);
+                if rest.peek().is_some_and(|next| *next != ' ') {
+                    out.push_str("  ");
+                }
+            }
+            c if c.is_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 fn line_head(now: &Zoned, rank: Option<usize>, level: Level) -> String {
@@ -341,6 +414,42 @@ mod tests {
                 " ".repeat(33)
             )
         );
+    }
+
+    #[test]
+    fn what_comes_from_outside_cannot_forge_lines_or_move_the_cursor() {
+        let name =
+            "data\x1b[2J\r\u{9b}1m\n[2026-01-31 12:00:00,007] DEEPMD INFO    all is well\tx\n  help: y";
+        assert_eq!(
+            printable(name),
+            "data\\x1b[2J\\x0d\\x9b1m\n  [2026-01-31 12:00:00,007] DEEPMD INFO    all is well\tx\n  help: y"
+        );
+    }
+
+    #[test]
+    fn a_file_that_waits_is_emptied_when_it_is_ours_and_kept_when_it_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train.log");
+        let waiting = || {
+            let options = LogOptions { path: Some(path.clone()), waits: true, ..Default::default() };
+            Sink::open(&options).unwrap()
+        };
+        let text = || std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, "of another run\n").unwrap();
+        let mut refused = waiting();
+        say(&refused, "unheard");
+        refused.forget_file();
+        refused.release();
+        assert_eq!(text(), "of another run\n");
+        let mut failed = waiting();
+        say(&failed, "failed early");
+        failed.release();
+        assert!(text().starts_with("of another run\n") && text().ends_with(" failed early\n"), "{}", text());
+        let mut ours = waiting();
+        say(&ours, "early");
+        ours.start_file();
+        say(&ours, "late");
+        assert!(text().lines().count() == 2 && text().ends_with(" late\n"), "{}", text());
     }
 
     #[test]

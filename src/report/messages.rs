@@ -5,7 +5,7 @@
 use super::number::exp;
 use super::timing::{Interval, Stopwatch};
 use jiff::{ToSpan, Zoned};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// `Batch     100: trn: rmse = 1.01e+01, rmse_e = 9.00e-01, lr = 1.00e-03`.
@@ -57,16 +57,35 @@ pub fn average_line(watch: &Stopwatch) -> Option<String> {
 /// `save_ckpt` is the prefix of the input, `system` any folder of data to test on.
 pub fn end_lines(save_ckpt: &Path, lcurve: &Path, system: Option<&Path>) -> Vec<String> {
     let folder = match save_ckpt.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => format!(" -c {}", folder.display()),
+        Some(folder) if !folder.as_os_str().is_empty() => format!(" -c {}", quoted(folder)),
         _ => String::new(),
     };
-    let system = system.map_or_else(|| "<system>".into(), |system| system.display().to_string());
+    let system = system.map_or_else(|| "<system>".into(), quoted);
     vec![
         format!("Trained model has been saved to: {}", save_ckpt.display()),
         format!("Learning curve: {}", lcurve.display()),
         format!("Next, make a model file: dp freeze{folder} -o model.dp"),
         format!("and see how good it is:  dp test -m model.dp -s {system}"),
     ]
+}
+
+/// A path as it may be typed in a shell.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+/// The command line of this process, as it may be typed again.
+pub fn same_command() -> String {
+    let words: Vec<PathBuf> = std::env::args_os().map(PathBuf::from).collect();
+    let program = words.first().and_then(|path| path.file_name()).map(Path::new).unwrap_or(Path::new("pinn"));
+    let words: Vec<String> =
+        std::iter::once(program).chain(words.iter().skip(1).map(PathBuf::as_path)).map(quoted).collect();
+    words.join(" ")
 }
 
 /// `0:01:02`, and `2 days, 3:04:05` for long times.

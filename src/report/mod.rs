@@ -12,3 +12,4 @@ pub mod record; // records with checksums, and the messages inside
 pub mod tensorboard; // event files, written
 pub mod events; // event files, read
 pub mod profile; // spans, the table at the end, the timeline
+pub mod dashboard; // a page in the browser while a run goes on

@@ -5,6 +5,7 @@
 
 use crate::error::{IoContext, Result};
 use crate::{bail, err};
+use serde::{Deserialize, Serialize};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::Mutex;
@@ -172,6 +173,13 @@ impl Profiler {
         work()
     }
 
+    /// How long each phase took the loop until now, and all of it together.
+    pub fn times(&self) -> RankTimes {
+        let totals = self.lock().map(|recorder| recorder.totals).unwrap_or_default();
+        let phases = totals.iter().map(|total| total.sum_ns as f64 * 1e-9).collect();
+        RankTimes { phases, total: self.start.elapsed().as_secs_f64() }
+    }
+
     /// What was recorded until now, e.g. to be sent to rank 0.
     pub fn profile(&self) -> RankProfile {
         let start_wall_ns = self.start_wall.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
@@ -228,6 +236,13 @@ impl Drop for Span<'_> {
             profiler.record(phase, lane, start, Instant::now());
         }
     }
+}
+
+/// The time of one rank until now, in seconds: by phase, in the order of [`Phase::ALL`], and in all.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RankTimes {
+    pub phases: Vec<f64>,
+    pub total: f64,
 }
 
 /// The record of one rank, which travels to rank 0 as bytes.

@@ -6,34 +6,35 @@ mod validation;
 use super::feed::{Feed, FeedOptions, Placed, frame_bytes};
 use super::gpu_sum::Sum;
 use super::learner::{Learner, Snapshot, StepReport, Turn};
+use super::replay::Recordings;
 use super::session::Session;
 use super::setup::Setup;
 use super::team::Team;
 use super::validate;
 use crate::engine::choice::Gpu;
 use crate::engine::cpu::chebyshev::Plan;
-use crate::engine::cuda::core::{Core, Gradient, PLACES, TURN_HEADER, Terms};
-use crate::engine::cuda::device::{Event, Graph, Pinned};
+use crate::engine::cuda::core::{Core, Gradient, LossKind, LossTerms, PLACES, Terms};
 use crate::engine::cuda::frame::{
     HostFrame, LABEL_ATOM_ENERGY, LABEL_ATOM_PREF, LABEL_ENERGY, LABEL_FORCE, LABEL_VIRIAL,
 };
-use crate::engine::cuda::layout::{self, Status};
+use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
+use crate::engine::cuda::program;
 use crate::engine::cuda::shape::Shape;
-use crate::engine::cuda::staging::Staging;
-use crate::engine::cuda::{Device, Numbers};
-use crate::loss::ener::Term;
+use crate::gpu::staging::Staging;
+use crate::gpu::{Device, Event, Numbers, Pinned};
 use crate::loss::options::{EnerLossOptions, LossFunction};
-use crate::loss::{EnerLoss, LossValue};
-use crate::optim::adam::Rule;
+use crate::loss::{EnerLoss, ErrorSums, LossValue, Term};
+use crate::optim::adam::{AdamOptions, Rule};
+use crate::optim::moments;
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
 use crate::{Result, bail};
 use serde_json::json;
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use validation::{ValidationFrames, validation_slots};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Steps that the host may be ahead of the device.
 const AHEAD: usize = 16;
@@ -65,6 +66,8 @@ pub struct CudaLearner {
     core: Core,
     setup: Arc<Setup>,
     loss: EnerLoss,
+    /// The one optimiser that the kernels have; its moments are on the device.
+    adam: AdamOptions,
     start_lr: f64,
     feed: Feed,
     sum: Sum,
@@ -78,21 +81,9 @@ pub struct CudaLearner {
     taken: Vec<Event>,
     next: usize,
     looked: (Pinned, Event, bool),
-    graphs: HashMap<(u64, Recorded), Option<Graph>>,
-    generation: u64,
+    recordings: Recordings<(u64, Recorded)>,
     validation: Option<ValidationFrames>,
     stall_timeout: Duration,
-}
-
-/// Options that decide how a GPU is used.
-struct Wishes {
-    graphs: bool,
-}
-
-impl Wishes {
-    fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
-        Wishes { graphs: env("PHALANX_GRAPHS").is_none_or(|value| value != "0") }
-    }
 }
 
 impl CudaLearner {
@@ -108,7 +99,17 @@ impl CudaLearner {
     ) -> Result<Self> {
         let env = |name: &str| std::env::var(name).ok();
         let training = &setup.input.training;
-        let device = Device::open(&gpu.cuda, gpu.index, numbers, &env);
+        let validating = &setup.input.validating;
+        if setup.input.training.ema.is_some() || validating.live || validating.average {
+            bail!(
+                "the GPU has no running mean of the parameters (training.enable_ema) and no full validation (validating)"
+            );
+        }
+        let Some(&adam) = setup.input.optimizer.options::<AdamOptions>() else {
+            bail!("the GPU has no optimizer but Adam and AdamW");
+        };
+        let form = setup.model.descriptor().form();
+        let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);
         let device = team.agree(device)?;
         let built = Self::build(&device, setup, start_lr);
         let mut core = team.agree(built)?;
@@ -117,7 +118,6 @@ impl CudaLearner {
         let bytes = (free as f64 * training.gpu_memory) as usize;
         let feed = start_feed(team, session, setup, &device, first_slot, bytes);
         let feed = team.agree(feed)?;
-        let wishes = Wishes::from_env(&env);
         let (draws, n_params) = (training.gradient_accumulation, setup.params.len());
         let blocks =
             training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
@@ -140,10 +140,10 @@ impl CudaLearner {
             Sum::Host(_) => 1.0,
             _ => (draws * team.size()) as f64,
         };
-        let generation = core.generation;
         core.device.synchronize()?;
         let mut learner = CudaLearner {
             loss: EnerLoss::new(setup.input.loss.clone(), start_lr),
+            adam,
             start_lr,
             feed,
             sum,
@@ -155,8 +155,7 @@ impl CudaLearner {
             taken,
             next: 0,
             looked: team.agree(looked)?,
-            graphs: HashMap::new(),
-            generation: if wishes.graphs { generation } else { u64::MAX },
+            recordings: Recordings::new(usize::MAX, &env),
             validation: ValidationFrames::new(setup, first_slot),
             stall_timeout: training.stall_timeout,
             core,
@@ -170,7 +169,7 @@ impl CudaLearner {
     fn build(device: &Arc<Device>, setup: &Arc<Setup>, start_lr: f64) -> Result<Core> {
         let loss = &setup.input.loss;
         let frames: usize = setup.data.training.systems.iter().map(|s| s.n_frames).sum();
-        let terms = Terms { loss: Some((loss.clone(), start_lr)), virial: loss.virial.is_used() };
+        let terms = Terms { loss: Some(loss_terms(loss, start_lr)), virial: loss.virial.is_used() };
         let capacity = frames + validation_slots(setup);
         let mut core = Core::new(device, &setup.model, setup.min_distance, capacity, terms)?;
         if let Some(largest) = kinds::largest_of_many(setup) {
@@ -182,8 +181,8 @@ impl CudaLearner {
             core.adapt_if_needed(&setup.params)?;
             return Ok(core);
         };
-        core.network.first_moment.write(0, &state.first_moment)?;
-        core.network.second_moment.write(0, &state.second_moment)?;
+        let saved = moments::find(&state.optimizer, setup.params.len())?;
+        core.network.moments.iter().zip(saved).try_for_each(|(buffer, x)| buffer.write(0, x))?;
         let number = |key: &str, k: usize| state.engine[key][k].as_f64();
         if let (Some(low), Some(high)) = (number("range", 0), number("range", 1)) {
             let refused = [number("refused", 0), number("refused", 1)];
@@ -212,8 +211,7 @@ impl CudaLearner {
                 sum.wait(&core.device, team, stall_timeout)?;
                 core.params()
             })?;
-            self.core.put(slot as usize, &frame)?;
-            self.core.store.keep(frame);
+            self.core.put_and_keep(slot as usize, frame)?;
         }
         Ok(batch.slots)
     }
@@ -225,16 +223,16 @@ impl CudaLearner {
         let has = |bits: u32| all & bits == bits;
         let pref = has(LABEL_FORCE) && (has(LABEL_ATOM_PREF) || loss.use_default_pf);
         let there = [has(LABEL_ENERGY), has(LABEL_FORCE), has(LABEL_VIRIAL), has(LABEL_ATOM_ENERGY), pref];
-        let used = prefactors(loss).map(|p| p.is_used());
+        let used = loss.prefactors().map(|p| p.is_used());
         (0..5).filter(|&k| used[k] && there[k]).map(|k| 1 << k).sum()
     }
 
     /// The numbers of a batch for the kernels.
     fn turn(&self, step: u64, schedule: f64, scaled: f64, slots: &[u32], place: usize) -> layout::Turn {
         let ratio = schedule / self.start_lr;
-        let rule = Rule::new(&self.setup.input.optimizer, scaled, step);
+        let rule = Rule::new(&self.adam, scaled, step);
         layout::Turn {
-            weight: prefactors(&self.setup.input.loss).map(|p| p.limit + (p.start - p.limit) * ratio),
+            weight: self.setup.input.loss.prefactors().map(|p| p.limit + (p.start - p.limit) * ratio),
             rate: rule.rate,
             correction: rule.correction,
             shrink: rule.shrink,
@@ -248,7 +246,7 @@ impl CudaLearner {
             terms: self.terms_of(slots),
             add: 0,
             place: place as u32,
-            slots: [0],
+            slots: [0; 2],
         }
     }
 
@@ -259,19 +257,21 @@ impl CudaLearner {
         if self.next >= AHEAD {
             self.sum.wait_for(&self.taken[at], team, self.stall_timeout)?;
         }
-        let each = self.ring.bytes().len() / AHEAD;
-        let memory = &mut self.ring.bytes_mut()[at * each..(at + 1) * each];
+        let each = self.ring.size() / AHEAD;
+        // SAFETY: other pieces are read while they are copied, this one is not any more.
+        let memory = unsafe { &mut self.ring.bytes_mut()[at * each..(at + 1) * each] };
         let mut bytes = TURN_HEADER + 4 * slots.len();
         assert!(bytes <= each, "room was made for the largest batch");
-        // SAFETY: a plain structure of numbers, read as bytes.
-        let header = unsafe { std::slice::from_raw_parts((&raw const *turn).cast::<u8>(), TURN_HEADER) };
-        memory[..TURN_HEADER].copy_from_slice(header);
-        write_words(&mut memory[TURN_HEADER..], slots);
+        memory[..TURN_HEADER].copy_from_slice(&turn.as_bytes()[..TURN_HEADER]);
+        memory[TURN_HEADER..bytes].copy_from_slice(slots.as_bytes());
         if let Some((place, arranged)) = self.core.arrangement(slots) {
-            write_words(&mut memory[place..], &arranged.words);
-            bytes = place + 4 * arranged.words.len();
+            let words = arranged.words.as_bytes();
+            bytes = place + words.len();
+            memory[place..bytes].copy_from_slice(words);
         }
-        self.core.send_turn(&self.ring, at, bytes, &self.copied[at])
+        // SAFETY: the pass that took what stood at this place is over, and so is its copy; that of this piece is before the piece
+        // is written again.
+        unsafe { self.core.send_turn(&self.ring, at, bytes, &self.copied[at]) }
     }
 
     /// A pass that takes what was sent is started.
@@ -282,46 +282,32 @@ impl CudaLearner {
     }
 
     /// Does recorded work, or records it when it is done for the second time.
-    fn replay(&mut self, shape: &Arc<Shape>, what: Recorded) -> Result<()> {
-        if self.generation == u64::MAX {
-            return self.work(shape, what);
-        }
-        if self.generation != self.core.generation {
-            self.graphs.clear();
-            self.generation = self.core.generation;
-        }
+    fn replay(&mut self, shape: &Shape, what: Recorded) -> Result<()> {
         let key = (if what == Recorded::Update { 0 } else { shape.id }, what);
-        match self.graphs.get(&key) {
-            Some(Some(graph)) => return graph.launch(),
-            // The first time loads kernels, which cannot be recorded.
-            None => {
-                let core = &self.core;
-                self.graphs.retain(|(id, what), _| *what == Recorded::Update || core.keeps(*id));
-                self.graphs.insert(key, None);
-                return self.work(shape, what);
-            }
-            Some(None) => {}
-        }
-        let device = self.core.device.clone();
-        let graph = Graph::record(&device, || self.work(shape, what))?;
-        graph.launch()?;
-        self.graphs.insert(key, Some(graph));
-        Ok(())
+        let mut recordings = std::mem::take(&mut self.recordings);
+        recordings.retain_for(key, |(id, what)| *what == Recorded::Update || self.core.keeps(*id));
+        let (device, generation) = (&self.core.device, self.core.generation);
+        // SAFETY: memory that moves counts the generation on; the numbers of this batch were sent.
+        let done = unsafe { recordings.replay(device, key, generation, || self.work(shape, what)) };
+        self.recordings = recordings;
+        done
     }
 
     fn work(&self, shape: &Shape, what: Recorded) -> Result<()> {
         if what == Recorded::Whole && matches!(self.sum, Sum::Alone) && !self.wants_norm {
-            return self.core.whole_step(shape);
+            // SAFETY: the numbers of a batch of this shape were sent.
+            return unsafe { self.core.whole_step(shape) };
         }
         if what != Recorded::Update {
-            self.core.gradient(shape)?;
+            // SAFETY: as above.
+            unsafe { self.core.gradient(shape)? };
             self.core.reduce(shape)?;
         }
         if what == Recorded::Gradient {
             return Ok(());
         }
         if let Sum::Nccl(comm) = &self.sum {
-            comm.sum(self.core.network.grad.ptr(), self.core.network.n_params + 1)?;
+            comm.sum(&self.core.network.grad, self.core.network.n_params + 1)?;
         }
         self.core.update(Gradient::Flat, self.wants_norm)
     }
@@ -379,8 +365,9 @@ impl CudaLearner {
     /// Looks at what the device found out some steps ago: diverged losses, series that are too short, wishes to stop.
     fn look(&mut self, step: u64, team: &mut Team) -> Result<Option<Status>> {
         if step % LOOK_EVERY == LOOK_EVERY - 1 {
-            let (from, stream) = (self.core.network.status.ptr(), self.core.device.stream());
-            self.looked.0.copy_from(stream, from, size_of::<Status>())?;
+            let (from, stream) = (self.core.network.status.address(), self.core.device.stream());
+            // SAFETY: nobody looks at it before the event below.
+            unsafe { self.looked.0.copy_from(stream, from, size_of::<Status>())? };
             self.looked.1.record(stream)?;
             self.looked.2 = true;
         }
@@ -397,8 +384,7 @@ impl CudaLearner {
             self.wait(team)?;
             let params = self.core.params()?;
             self.core.adapt(&params)?;
-            // The first number of the status is the tail.
-            self.core.network.status.write(0, &[0.0f64])?;
+            self.set_tail(0.0)?;
         }
         Ok(Some(status))
     }
@@ -414,21 +400,27 @@ impl CudaLearner {
         let Some(state) = &self.setup.resumed else { return Ok(()) };
         let tail = |k: usize| state.engine["tails"][k].as_u64().map(f64::from_bits);
         if let Some(tail) = tail(0) {
-            self.core.network.status.write(0, &[tail])?;
+            self.set_tail(tail)?;
         }
         if let Some(tail) = tail(1) {
-            // The first number of the status is the tail.
-            self.looked.0.bytes_mut().fill(0);
-            self.looked.0.bytes_mut()[..8].copy_from_slice(&tail.to_le_bytes());
+            let status = Status { tail, ..Status::default() };
+            // SAFETY: nothing is copied to it yet.
+            unsafe { self.looked.0.bytes_mut()[..size_of::<Status>()].copy_from_slice(status.as_bytes()) };
             self.looked.2 = true;
         }
         Ok(())
     }
 
+    /// The largest tail of the series so far, on the device.
+    fn set_tail(&self, tail: f64) -> Result<()> {
+        self.core.network.status.write_bytes(std::mem::offset_of!(Status, tail), tail.as_bytes())
+    }
+
     /// The status that was copied to the host last.
     fn looked_at(&self) -> Status {
-        // SAFETY: the copy has ended; the structure is plain numbers.
-        unsafe { std::ptr::read_unaligned(self.looked.0.bytes().as_ptr().cast::<Status>()) }
+        // SAFETY: who asks has waited for the copy.
+        let bytes = unsafe { &self.looked.0.bytes()[..size_of::<Status>()] };
+        Status::read_from_bytes(bytes).expect("as many bytes as a status has")
     }
 
     fn judge(&self, status: &Status) -> Result<()> {
@@ -441,15 +433,13 @@ impl CudaLearner {
     /// The values of the loss that stand at a place.
     fn values_at(&self, place: usize) -> Result<LossValue> {
         let mut numbers = [0.0f64; 16];
-        self.core.values.read(128 * place, &mut numbers)?;
+        self.core.values.read(16 * place, &mut numbers)?;
         let loss = &self.setup.input.loss;
-        let used = prefactors(loss).map(|p| p.is_used());
+        let used = loss.prefactors().map(|p| p.is_used());
         let shown = |k: usize| {
             let [square, absolute, count] = [1, 2, 3].map(|i| numbers[3 * k + i]);
-            match loss.function {
-                LossFunction::Mae => absolute / count,
-                _ => (square / count).sqrt(),
-            }
+            let errors = ErrorSums { absolute, square, count };
+            if loss.function == LossFunction::Mae { errors.mae() } else { errors.rmse() }
         };
         let names = self.loss.names().into_iter();
         let terms = names
@@ -499,16 +489,13 @@ impl Learner for CudaLearner {
         self.wait(team)?;
         let status = self.core.status()?;
         self.judge(&status)?;
-        let (mut first_moment, mut second_moment) =
-            (vec![0.0; self.core.network.n_params], vec![0.0; self.core.network.n_params]);
-        self.core.network.first_moment.read(0, &mut first_moment)?;
-        self.core.network.second_moment.read(0, &mut second_moment)?;
+        let mut saved = [0; 2].map(|_| vec![0.0; self.core.network.n_params]);
+        self.core.network.moments.iter().zip(&mut saved).try_for_each(|(buffer, x)| buffer.read(0, x))?;
         let (range, refused) = (self.core.range(), self.core.refused());
         let plan = self.core.plan().map(Plan::state).unwrap_or_default();
         Ok(Snapshot {
             params: self.core.params()?,
-            first_moment,
-            second_moment,
+            optimizer: moments::named(saved),
             // Infinite bounds are written as null.
             engine: json!({
                 "terms": plan["terms"],
@@ -522,14 +509,21 @@ impl Learner for CudaLearner {
     }
 }
 
-fn write_words(to: &mut [u8], words: &[u32]) {
-    for (to, word) in to.chunks_exact_mut(4).zip(words) {
-        to.copy_from_slice(&word.to_le_bytes());
+/// The loss as the kernels know it.
+fn loss_terms(loss: &EnerLossOptions, start_lr: f64) -> LossTerms {
+    LossTerms {
+        function: match &loss.function {
+            LossFunction::Mse => LossKind::Mse,
+            LossFunction::Mae => LossKind::Mae,
+            LossFunction::Huber(h) => LossKind::Huber([h.energy, h.force, h.virial]),
+        },
+        relative_f: loss.relative_f,
+        f_use_norm: loss.f_use_norm,
+        use_coeff: loss.enable_atom_ener_coeff,
+        default_pf: loss.use_default_pf,
+        intensive: loss.intensive_ener_virial,
+        start_lr,
     }
-}
-
-fn prefactors(loss: &EnerLossOptions) -> [crate::loss::options::Prefactor; 5] {
-    [loss.energy, loss.force, loss.virial, loss.atom_energy, loss.atom_pref_force]
 }
 
 fn start_feed(
@@ -584,7 +578,7 @@ fn start_feed(
             Some(frame) => frame,
             None => {
                 let frame = Arc::new(prepare(id)?);
-                cache().insert(id, frame.clone(), frame.bytes().len());
+                cache().insert(id, frame.clone(), frame.size());
                 frame
             }
         };

@@ -2,61 +2,122 @@
 //!
 //! Set-up, then a learner for the device at hand, then the loop of [`run`](super::run).
 
-use super::cpu::CpuLearner;
+use super::average;
+use super::caller::{Caller, Display, Ended};
 use super::cuda::CudaLearner;
-use super::input::GpuProducts;
+use super::deep_potential;
+use super::dp_state::{DpRun, DpState};
+use super::full_validation::{ErrorTable, Keeper, Verdict};
+use super::input::{GpuProducts, Input, TrainingOptions};
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
-use super::options::RunOptions;
+use super::options::{InputSource, RunOptions, Start};
 use super::run::{Journal, Plan, Run, Validates};
 use super::session::{self, Session, SessionOptions};
-use super::setup::{Setup, setup};
-use super::state::TrainState;
+use super::setup::{Setup, read_input, setup};
 use super::team::Team;
-use crate::checkpoint::Checkpoint;
-use crate::engine::choice::DeviceChoice;
+use super::warnings::{self, Plateau};
+use crate::checkpoint::backup::Earlier;
+use crate::checkpoint::{Checkpoint, folder_of};
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
-use crate::engine::cuda::Numbers;
 use crate::error::IoContext;
+use crate::export::atomic;
+use crate::gpu::Numbers;
 use crate::loss::EnerLoss;
 use crate::model::dp::options::{Embedding, Precision};
 use crate::optim::options::{LearningRateOptions, ScaleByWorker};
 use crate::report::lcurve::{Columns, LCurve, ResumeAt, Row};
-use crate::report::messages;
+use crate::report::progress::Note;
 use crate::report::tensorboard::EventWriter;
+use crate::report::{dashboard, messages};
 use crate::{Result, err};
-use std::path::Path;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Trains a model: `dp train`.
 pub fn main(options: &RunOptions) -> Result<()> {
+    run(options, None).map(|_| ())
+}
+
+/// Trains a model; `caller` looks on.
+pub fn run(options: &RunOptions, caller: Option<Caller>) -> Result<Ended> {
     let session = SessionOptions {
         log_level: options.log_level,
         log_path: options.log_path.clone(),
         mpi_log: options.mpi_log,
         stall_timeout: stall_timeout(&options.input),
         device: options.device,
+        zero_on_stop: options.zero_on_stop,
+        input: options.input.path().map(Path::to_owned),
+        task: task(options),
     };
-    session::run(&session, |team, session| train(team, session, options))
+    let (mut ended, is_program) = (None, caller.is_none());
+    session::run(&session, |team, session| {
+        let end = train(team, session, options, caller)?;
+        // The status of a process is a matter of the program that it is.
+        let signal = end.signal.filter(|_| is_program);
+        ended = Some(end);
+        Ok(signal)
+    })?;
+    ended.ok_or_else(|| err!("the run ended without a word"))
+}
+
+/// What all ranks must ask for alike, or they would take different ways.
+fn task(options: &RunOptions) -> String {
+    let start = match options.start {
+        Start::Fresh => "from the start",
+        Start::Restart(_) => "a restart",
+        Start::Model(_) => "from a model",
+        Start::Finetune(_) => "fine-tuning",
+    };
+    let flag = |set: bool, name: &str| if set { format!(" {name}") } else { String::new() };
+    let skips = flag(options.skip_neighbor_stat, "--skip-neighbor-stat");
+    let script = flag(options.use_pretrain_script, "--use-pretrain-script");
+    let pytorch = flag(options.pytorch_conventions, "--pt");
+    let profile = flag(options.profile, "--profile");
+    let dashboard = flag(options.dashboard.is_some(), "--dashboard");
+    format!("dp train, {start}{skips}{script}{pytorch}{profile}{dashboard}")
 }
 
 /// `training.stall_timeout`, before the input is read properly: the ranks need it to connect.
-fn stall_timeout(input: &Path) -> Option<Duration> {
-    let value = crate::config::value::read(input).ok()?;
+fn stall_timeout(input: &InputSource) -> Option<Duration> {
+    let value = input.read().ok()?;
     let seconds = value.get("training")?.get("stall_timeout")?.as_f64()?;
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-fn train(team: &mut Team, session: &Session, options: &RunOptions) -> Result<()> {
-    let setup = Arc::new(setup(team, &session.launch, options)?);
+fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Option<Caller>) -> Result<Ended> {
+    let (input, full) = read_input(team, &options.input)?;
+    let owner = session::own(team, || folders(&input))?;
+    let setup = Arc::new(setup(team, &session.launch, options, input, full)?);
     let rates = team.agree(setup.input.learning_rate.for_steps(setup.num_steps))?;
+    if let Some(line) = warnings::high_rate(&rates, setup.num_steps) {
+        log::warn!("{line}");
+    }
     let mut learner = learner(team, session, options, &setup, &rates)?;
-    let plan = plan(team, options, &setup, rates);
-    let journal = team.is_root().then(|| DpJournal::open(options, setup.clone())).transpose();
+    let stop = caller.as_ref().map(|caller| caller.stop.clone());
+    let plan = Plan { stop, owner, ..plan(team, session, options, &setup, rates) };
+    let journal = team.is_root().then(|| DpJournal::open(options, setup.clone(), caller)).transpose();
     let mut journal = team.agree(journal)?;
     let journal = journal.as_mut().map(|journal| journal as &mut dyn Journal);
     Run::new(team, plan, &mut *learner, journal, &session.far_lines)?.to_the_end(team)
+}
+
+/// The folders of the files of a run that would be destroyed by another run.
+fn folders(input: &Input) -> Vec<PathBuf> {
+    let training = &input.training;
+    let mut files = vec![training.save_ckpt.as_path(), &training.disp_file];
+    if training.save_ckpt.is_relative() {
+        files.push(Path::new("checkpoint"));
+    }
+    let mut folders: Vec<PathBuf> = files.into_iter().map(|path| folder_of(path).to_owned()).collect();
+    // A learning curve that nobody wants goes to /dev/null.
+    folders.retain(|folder| folder.as_path() != Path::new("/dev"));
+    folders
 }
 
 /// A learner on the GPU where there is one that can do it, else on the CPU.
@@ -77,11 +138,9 @@ fn learner(
             (true, GpuProducts::Bf16) => Numbers::Bf16,
         };
         let made = CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr);
-        match (made, options.device) {
-            (Ok(learner), _) => return Ok(Box::new(learner)),
-            // Every rank has found the same, because all have the same model.
-            (Err(e), DeviceChoice::Auto) => log::warn!("training on the CPU: {e}"),
-            (Err(e), _) => return Err(e),
+        // Every rank has found the same: what one of them cannot do all of them have agreed upon.
+        if let Some(learner) = options.device.or_cpu(made)? {
+            return Ok(Box::new(learner));
         }
     }
     if single {
@@ -108,10 +167,16 @@ fn on_cpu<T: Real>(
         engine.resume(&state.engine);
     }
     let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr);
-    Ok(Box::new(CpuLearner::new(team, session.threads, setup, engine, loss)?))
+    Ok(Box::new(deep_potential::learner(team, session.threads, setup, engine, loss)?))
 }
 
-fn plan(team: &Team, options: &RunOptions, setup: &Setup, rates: LearningRateOptions) -> Plan {
+fn plan(
+    team: &Team,
+    session: &Session,
+    options: &RunOptions,
+    setup: &Setup,
+    rates: LearningRateOptions,
+) -> Plan {
     let training = &setup.input.training;
     let draws_per_step = (training.gradient_accumulation * team.size()) as u64;
     let scale = rate_scale(&rates, draws_per_step, options.pytorch_conventions);
@@ -122,8 +187,19 @@ fn plan(team: &Team, options: &RunOptions, setup: &Setup, rates: LearningRateOpt
         );
     }
     let (start, first_draw) = setup.resumed.as_ref().map_or((0, 0), |state| (state.step, state.draws));
-    if setup.resumed.is_some() {
+    if let Some(state) = &setup.resumed {
         log::info!("continuing after step {start}");
+        if let Some(before) = state.draws_per_step.filter(|&before| before != draws_per_step) {
+            let old = rate_scale(&rates, before, options.pytorch_conventions);
+            let rate = match old == scale {
+                true => "the learning rate stays as it is".to_string(),
+                false => format!("the learning rate is scaled by {scale} instead of {old}"),
+            };
+            log::warn!(
+                "the run was saved with {before} batches a step and goes on with {draws_per_step}: {rate}; \
+                 training.keep_global_batch would keep them"
+            );
+        }
     }
     let num_steps = setup.num_steps;
     Plan {
@@ -139,12 +215,30 @@ fn plan(team: &Team, options: &RunOptions, setup: &Setup, rates: LearningRateOpt
         record_freq: training.tensorboard.then(|| training.tensorboard_freq.max(1)),
         save_freq: training.save_freq,
         validates: Validates::AtDisplay,
+        full_validation: Some(setup.input.validating.clone()),
+        averages: training
+            .ema
+            .map(|ema| (average::with_ema(&training.save_ckpt), keep(training, num_steps, ema.keep))),
         save_ckpt: training.save_ckpt.clone(),
-        max_ckpt_keep: training.max_ckpt_keep,
+        max_ckpt_keep: keep(training, num_steps, training.max_ckpt_keep),
+        ckpt_aliases: options.checkpoint_endings,
+        points_from_here: true,
+        owner: None,
         tells_time: training.time_training,
         shows_progress: training.disp_training,
         profiling: options.profile || training.profiling,
         profiling_file: training.profiling_file.clone(),
+        dashboard: options.dashboard,
+        title: format!("{} on {}", options.input.name(), session.launch.host),
+        stop: None,
+    }
+}
+
+/// How many checkpoints are kept: so many, or a part of all that are saved.
+fn keep(training: &TrainingOptions, num_steps: u64, number: usize) -> usize {
+    match training.ckpt_keep_ratio {
+        Some(ratio) => (ratio * num_steps.div_ceil(training.save_freq) as f64).ceil().max(1.0) as usize,
+        None => number,
     }
 }
 
@@ -159,48 +253,126 @@ fn rate_scale(rates: &LearningRateOptions, batches: u64, pytorch_conventions: bo
 }
 
 /// What rank 0 writes: `out.json`, `lcurve.out`, log lines, TensorBoard events, checkpoints.
-struct DpJournal {
+struct DpJournal<'a> {
     setup: Arc<Setup>,
     lcurve: LCurve,
     columns: Columns,
     /// Where each column's value stands among what a loss shows.
     order: Vec<usize>,
     events: Option<EventWriter>,
+    caller: Option<Caller<'a>>,
+    /// The command that continues the run.
+    continues: String,
+    plateau: Plateau,
+    /// The learning rate of the first row.
+    first_rate: Option<f64>,
+    /// Of full validations: of the parameters, and of their running mean.
+    keepers: [Option<Keeper>; 2],
 }
 
-impl DpJournal {
+impl<'a> DpJournal<'a> {
     /// Everything before the first step has succeeded: `out.json` is written now.
-    fn open(options: &RunOptions, setup: Arc<Setup>) -> Result<Self> {
+    fn open(options: &RunOptions, setup: Arc<Setup>, caller: Option<Caller<'a>>) -> Result<Self> {
         let training = &setup.input.training;
+        if setup.resumed.is_none() {
+            make_room(options, &setup.input)?;
+        }
         let text =
             serde_json::to_string_pretty(&setup.full).map_err(|e| err!("cannot write the input: {e}"))?;
-        std::fs::write(&options.output, text).io("write", &options.output)?;
-        let columns = Columns::of_loss(&setup.input.loss, setup.data.validation.is_some());
+        write_output(&options.output, &text)?;
+        let shown = setup.input.loss.columns();
+        let columns = Columns::new(shown.clone(), setup.data.validation.is_some());
         let lcurve = match &setup.resumed {
-            Some(state) => {
-                LCurve::resume(&training.disp_file, columns.clone(), ResumeAt::Byte(state.lcurve_bytes))?
-            }
+            Some(state) => LCurve::resume(
+                &training.disp_file,
+                columns.clone(),
+                ResumeAt::Byte { bytes: state.about.lcurve_bytes, step: state.step },
+            )?,
             None => LCurve::create(&training.disp_file, columns.clone())?,
         };
-        let loss = EnerLoss::new(setup.input.loss.clone(), setup.input.learning_rate.start_lr);
-        let names: Vec<&str> = std::iter::once("rmse").chain(loss.names()).collect();
-        let place = |name: &String| names.iter().position(|n| n == name).unwrap_or(0);
+        let place = |name: &String| shown.iter().position(|n| n == name).unwrap_or(0);
         let order = columns.names().iter().map(place).collect();
         let events = match training.tensorboard {
             true => Some(EventWriter::create(&training.tensorboard_log_dir)?),
             false => None,
         };
-        Ok(DpJournal { lcurve, columns, order, events, setup })
+        let validating = &setup.input.validating;
+        let keeper = |wanted: bool, average: bool, name: &str| match wanted {
+            true => {
+                let saved =
+                    setup.resumed.as_ref().map_or(&Value::Null, |state| &state.about.validation[name]);
+                Keeper::open(validating, average, setup.num_steps, saved).map(Some)
+            }
+            false => Ok(None),
+        };
+        let keepers = [keeper(validating.live, false, "live")?, keeper(validating.average, true, "average")?];
+        Ok(DpJournal {
+            continues: options.continue_command(&training.save_ckpt),
+            lcurve,
+            columns,
+            order,
+            events,
+            caller,
+            plateau: Plateau::default(),
+            first_rate: None,
+            keepers,
+            setup,
+        })
+    }
+
+    /// Shows a row to the caller, who may have seen enough.
+    fn show(&mut self, row: &Row) {
+        let Some(caller) = &mut self.caller else { return };
+        let named = |values: &[f64]| {
+            self.columns.names().iter().cloned().zip(values.iter().copied()).collect::<Vec<_>>()
+        };
+        let display =
+            Display { step: row.step, lr: row.lr, train: named(&row.train), valid: named(&row.valid) };
+        if !(caller.on_display)(&display) {
+            caller.stop.stop();
+        }
+    }
+
+    fn keeper(&mut self, average: bool) -> &mut Keeper {
+        self.keepers[usize::from(average)].as_mut().expect("only what the input wants is validated")
     }
 }
 
-impl Journal for DpJournal {
-    fn row(&mut self, row: &Row) -> Result<Option<String>> {
+/// Sets aside what an earlier run left where this one will write, or says that it will be replaced.
+fn make_room(options: &RunOptions, input: &Input) -> Result<()> {
+    let training = &input.training;
+    let others = [options.output.as_path()];
+    let beside = folder_of(&options.output) == folder_of(&training.disp_file);
+    let others = if beside { &others[..] } else { &[] };
+    let Some(earlier) = Earlier::find(&training.save_ckpt, &training.disp_file, others)? else {
+        return Ok(());
+    };
+    let what = earlier.describe();
+    if !training.backup || options.no_backup {
+        log::warn!("an earlier run left {what}: this run will replace them, without a backup");
+        return Ok(());
+    }
+    let places: Vec<String> = earlier.set_aside()?.iter().map(|place| place.display().to_string()).collect();
+    log::warn!("an earlier run left {what}: moved to {}", places.join(" and "));
+    Ok(())
+}
+
+/// Complete or absent where it is a file; what else a user may name, such as /dev/null, is written to as it is.
+fn write_output(path: &Path, text: &str) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => std::fs::write(path, text).io("write", path),
+        _ => atomic::write(path, |out| out.write_all(text.as_bytes()).io("write", path)),
+    }
+}
+
+impl Journal for DpJournal<'_> {
+    fn row(&mut self, row: &Row) -> Result<Option<Note>> {
         let pick = |values: &[f64]| -> Vec<f64> {
             if values.is_empty() { Vec::new() } else { self.order.iter().map(|&k| values[k]).collect() }
         };
         let row = Row { step: row.step, train: pick(&row.train), valid: pick(&row.valid), lr: row.lr };
         let names = self.columns.names();
+        dashboard::row(names, &row);
         if self.setup.input.training.disp_training {
             self.lcurve.append(&row)?;
             log::info!("{}", messages::train_line(row.step, names, &row.train, row.lr));
@@ -208,9 +380,18 @@ impl Journal for DpJournal {
                 log::info!("{}", messages::valid_line(row.step, names, &row.valid));
             }
         }
+        // The loss itself changes with its prefactors; its terms are what falls.
+        let errors: Vec<f64> =
+            names.iter().zip(&row.train).filter(|(name, _)| *name != "rmse").map(|(_, x)| *x).collect();
+        let rate = row.lr / *self.first_rate.get_or_insert(row.lr);
+        if let Some(line) = self.plateau.watch(row.step, &errors, rate) {
+            log::warn!("{line}");
+        }
+        self.show(&row);
+        let names = self.columns.names();
         let shown = if row.valid.is_empty() { &row.train } else { &row.valid };
         let force = names.iter().position(|name| name.ends_with("_f"));
-        Ok(force.map(|k| format!("{} {:.4}", names[k], shown[k])))
+        Ok(force.map(|k| Note { text: format!("{} {:.4}", names[k], shown[k]), value: shown[k] }))
     }
 
     fn record(&mut self, done: u64, rate: StepRate, report: &StepReport, speed: f64) -> Result<()> {
@@ -227,20 +408,34 @@ impl Journal for DpJournal {
         events.scalars(done, scalars.iter().map(|(name, x)| (name.as_str(), *x)))
     }
 
+    fn validated(&mut self, done: u64, average: bool, errors: &ErrorTable) -> Result<Verdict> {
+        self.keeper(average).note(done, errors)
+    }
+
+    fn save_best(&mut self, done: u64, draws: u64, average: bool, snapshot: Snapshot) -> Result<()> {
+        let path = self.keeper(average).announce(done)?;
+        let snapshot = if average { average::of(&snapshot).unwrap_or(snapshot) } else { snapshot };
+        let checkpoint = self.checkpoint(done, draws, snapshot);
+        self.keeper(average).save(&path, &checkpoint)
+    }
+
     fn checkpoint(&self, step: u64, draws: u64, snapshot: Snapshot) -> Checkpoint {
-        TrainState {
-            step,
-            draws,
+        let state = |keeper: &Option<Keeper>| keeper.as_ref().map(Keeper::state);
+        let about = DpRun {
             input: self.setup.full.clone(),
             stats: self.setup.model.stats.clone(),
             min_distance: self.setup.min_distance,
-            engine: snapshot.engine,
             lcurve_bytes: self.lcurve.bytes_written(),
-            params: snapshot.params,
-            first_moment: snapshot.first_moment,
-            second_moment: snapshot.second_moment,
-        }
-        .into_checkpoint()
+            validation: match &self.keepers {
+                [None, None] => Value::Null,
+                [live, average] => json!({"live": state(live), "average": state(average)}),
+            },
+        };
+        DpState::new(step, draws, snapshot, about).into_checkpoint()
+    }
+
+    fn synced_first(&self) -> Result<Option<File>> {
+        self.lcurve.to_sync().map(Some)
     }
 
     fn close(&mut self) -> Result<()> {
@@ -255,6 +450,6 @@ impl Journal for DpJournal {
     }
 
     fn continue_command(&self) -> String {
-        format!("dp train --restart {} ...", self.setup.input.training.save_ckpt.display())
+        self.continues.clone()
     }
 }

@@ -1,11 +1,10 @@
 //! How gradients of GPUs become one, for the learners of both families, and how the host waits for GPUs that wait for each other.
 
-use super::step::GradientSum;
+use super::sum::GradientSum;
 use super::team::Team;
 use crate::Result;
-use crate::engine::cuda::Device;
-use crate::engine::cuda::device::Event;
-use crate::engine::cuda::nccl::NcclComm;
+use crate::gpu::nccl::NcclComm;
+use crate::gpu::{Device, Event};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

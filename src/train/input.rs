@@ -1,14 +1,21 @@
 //! The whole input file, as meant.
 
 use crate::config::check::{check, count, did_you_mean};
-use crate::config::{Section, doc, value};
+use crate::config::registry;
+use crate::config::{Section, doc, schema};
 use crate::data::options::{BatchSize, DataOptions, SystemWeights};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
+use crate::loss::LOSSES;
 use crate::loss::options::EnerLossOptions;
+use crate::memory::afford;
 use crate::model::dp::options::ModelOptions;
-use crate::optim::options::{LearningRatePlan, OptimizerOptions};
+use crate::optim::kalman::KalmanOptions;
+use crate::optim::options::LearningRatePlan;
+use crate::optim::{OPTIMIZERS, OptimizerChoice};
 use crate::train::compat::modernise;
+use crate::train::full_validation::ValidatingOptions;
 use crate::train::keys::INPUT;
+use crate::train::options::InputSource;
 use crate::{bail, err};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -21,8 +28,9 @@ pub struct Input {
     /// Becomes a schedule once the number of steps is known.
     pub learning_rate: LearningRatePlan,
     pub loss: EnerLossOptions,
-    pub optimizer: OptimizerOptions,
+    pub optimizer: OptimizerChoice,
     pub training: TrainingOptions,
+    pub validating: ValidatingOptions,
 }
 
 /// The `training` section.
@@ -39,6 +47,16 @@ pub struct TrainingOptions {
     pub save_freq: u64,
     pub save_ckpt: PathBuf,
     pub max_ckpt_keep: usize,
+    /// Whether to go on from the newest complete checkpoint (ours).
+    pub resume: bool,
+    /// Whether a run that continues keeps its number of batches a step (ours).
+    pub keep_global_batch: bool,
+    /// Whether a new run sets aside what an earlier one left (ours).
+    pub backup: bool,
+    /// In place of it: a part of all that are saved.
+    pub ckpt_keep_ratio: Option<f64>,
+    /// A running mean of the parameters.
+    pub ema: Option<EmaOptions>,
     pub disp_training: bool,
     pub time_training: bool,
     pub stat_file: Option<PathBuf>,
@@ -61,6 +79,15 @@ pub struct TrainingOptions {
     pub gpu_products: GpuProducts,
     /// A rank that is silent for so long counts as lost (ours).
     pub stall_timeout: Duration,
+}
+
+/// A running mean of the parameters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EmaOptions {
+    /// What is left of it after a step.
+    pub decay: f64,
+    /// Checkpoints of it that are kept.
+    pub keep: usize,
 }
 
 /// How products of float32 networks are made on a GPU.
@@ -90,13 +117,29 @@ pub fn doc_train_input() -> String {
     doc::reference("Training input", preface, &INPUT)
 }
 
+/// The same as a JSON Schema, for editors.
+pub fn input_schema() -> Value {
+    schema::json_schema("Training input of Phalanx", &INPUT)
+}
+
+/// The same in the form of DeePMD-kit's `dp doc-train-input --out-type json`.
+pub fn input_arguments() -> Value {
+    schema::arguments(&INPUT)
+}
+
 impl Input {
     /// Reads an input file: the options as meant, and the same as JSON with all defaults, which is `out.json`.
     ///
     /// Without `training.seed` a random one is taken; it is part of both results.
     pub fn read(path: &Path) -> Result<(Input, Value)> {
-        let written = value::read(path)?;
-        Self::from_value(written, &path.display().to_string(), random_seed)
+        Self::of(&InputSource::File(path.to_owned()))
+    }
+
+    /// As [`Input::read`], wherever the input comes from.
+    pub fn of(source: &InputSource) -> Result<(Input, Value)> {
+        let read = source.read().and_then(|written| Self::from_value(written, &source.name(), random_seed));
+        // A file that cannot be read is a kind of its own; all else is a mistake in what it says.
+        read.map_err(|e| if e.kind() == ErrorKind::Other { e.of_kind(ErrorKind::Input) } else { e })
     }
 
     /// Resolves an input that was read from `file`; `new_seed` is asked where `training.seed` is absent.
@@ -123,17 +166,52 @@ impl Input {
 
     fn resolve(full: &Value) -> Result<Input> {
         let root = Section::root(full);
+        let training = root.section("training");
+        let loss = registry::resolve(LOSSES, &root.section("loss"))?;
+        let save_ckpt = PathBuf::from(training.text("save_ckpt"));
         let input = Input {
+            validating: ValidatingOptions::resolve(
+                &root.section("validating"),
+                &training,
+                &save_ckpt,
+                &loss,
+            )?,
             model: ModelOptions::resolve(&root.section("model"))?,
             learning_rate: LearningRatePlan::resolve(&root.section("learning_rate"))?,
-            loss: EnerLossOptions::resolve(&root.section("loss"))?,
-            optimizer: OptimizerOptions::resolve(&root.section("optimizer")),
-            training: TrainingOptions::resolve(&root.section("training"))?,
+            loss,
+            optimizer: registry::resolve(OPTIMIZERS, &root.section("optimizer"))?,
+            training: TrainingOptions::resolve(&training)?,
         };
+        let filters = input.optimizer.options::<KalmanOptions>().is_some();
+        if filters && input.training.gradient_max_norm > 0.0 {
+            return Err(err!(
+                "training.gradient_max_norm: LKF makes no gradient of the loss that could be cut down"
+            )
+            .help("leave the key out, or take another optimizer"));
+        }
         if let Length::Steps(steps) = input.training.length {
             input.learning_rate.for_steps(steps)?; // a warm-up longer than the run is known already
         }
+        input.check_memory()?;
         Ok(input)
+    }
+
+    /// Refuses sizes that no memory would hold, by their keys.
+    fn check_memory(&self) -> Result<()> {
+        // The numbers of a parameter: itself, its gradient, two moments, and itself once more in a checkpoint.
+        const COPIES: u128 = 5 * 8;
+        /// What is kept of each batch of a step.
+        const LOSS_BYTES: u128 = 256;
+        let [embedding, fitting] = self.model.n_params();
+        afford(COPIES * embedding, format_args!("model.descriptor.neuron: {embedding} parameters"))?;
+        afford(COPIES * fitting, format_args!("model.fitting_net.neuron: {fitting} parameters"))?;
+        // Where sums are exact, the gradient of each batch is kept until the step is done.
+        let gradient = if self.training.reproducible { 8 * (embedding + fitting) } else { 0 };
+        let batches = self.training.gradient_accumulation as u128;
+        afford(
+            batches * (LOSS_BYTES + gradient),
+            format_args!("training.gradient_accumulation: {batches} batches a step"),
+        )
     }
 }
 
@@ -163,6 +241,14 @@ impl TrainingOptions {
             save_freq: section.int("save_freq"),
             save_ckpt: path("save_ckpt"),
             max_ckpt_keep: section.int("max_ckpt_keep"),
+            resume: section.text("resume") == "auto",
+            keep_global_batch: section.bool("keep_global_batch"),
+            backup: section.bool("backup"),
+            ckpt_keep_ratio: section.optional_float("ckpt_keep_ratio"),
+            ema: section.bool("enable_ema").then(|| EmaOptions {
+                decay: section.float("ema_decay"),
+                keep: section.optional_int("ema_ckpt_keep").unwrap_or(section.int("max_ckpt_keep")),
+            }),
             disp_training: section.bool("disp_training"),
             time_training: section.bool("time_training"),
             stat_file: section.optional_text("stat_file").map(PathBuf::from),

@@ -1,7 +1,7 @@
 //! The keys of the `training` section and of the whole input.
 
 use crate::config::table::{Choice, Key, Kind, Pattern, Table};
-use crate::loss::options::LOSS;
+use crate::loss::LOSS;
 use crate::model::dp::options::MODEL;
 use crate::optim::options::{LEARNING_RATE, OPTIMIZER};
 use crate::train::input::{parse_auto_prob, parse_batch_size};
@@ -18,7 +18,6 @@ pub static INPUT: Table = Table::of(&[
     Key::new("training", Kind::Object(&TRAINING)).doc("Data, length of the run, files."),
     Key::new("validating", Kind::Object(&VALIDATING))
         .defaults_inside()
-        .ignored("")
         .doc("Validation over the whole validation set, apart from the lines of the learning curve."),
     Key::new("nvnmd", Kind::Any).optional().not_yet("").doc("Models for the NVNMD hardware."),
     Key::new("loss_dict", Kind::Any).optional().not_yet("").doc("The losses of a multi-task training."),
@@ -44,7 +43,12 @@ static TRAINING: Table = Table::of(&[
         .not_yet("")
         .doc("Epochs of the models of a multi-task training."),
     Key::new("data_dict", Kind::Any).optional().not_yet("").doc("The data of a multi-task training."),
-    Key::new("mixed_precision", Kind::Any).optional().not_yet("").doc("Arithmetic in half precision."),
+    Key::new("mixed_precision", Kind::Any)
+        .optional()
+        .not_yet(
+            "leave it out: DeePMD-kit's TensorFlow backend alone has it; training.gpu_products rounds the factors of products on a GPU",
+        )
+        .doc("Arithmetic in half precision."),
     Key::new("numb_steps", Kind::AT_LEAST_ONE)
         .aliases(&["stop_batch", "num_step", "num_steps", "numb_step"])
         .optional()
@@ -74,16 +78,22 @@ static TRAINING: Table = Table::of(&[
     Key::new("max_ckpt_keep", Kind::AT_LEAST_ONE)
         .default("5")
         .doc("Checkpoints that are kept; older ones are removed."),
-    Key::new("ckpt_keep_ratio", Kind::Any)
+    Key::new("ckpt_keep_ratio", Kind::OneOf(&[Kind::float(0.0, false, 1.0, false), Kind::Null]))
         .default("null")
-        .not_yet("use max_ckpt_keep")
-        .doc("Checkpoints that are kept, as a part of all."),
-    Key::new("enable_ema", Kind::Bool)
-        .default("false")
-        .not_yet("")
-        .doc("Whether a running mean of the parameters is kept."),
-    Key::new("ema_decay", Kind::NUMBER).default("0.999").ignored("").doc("Only used with enable_ema."),
-    Key::new("ema_ckpt_keep", Kind::Any).default("null").ignored("").doc("Only used with enable_ema."),
+        .doc("Checkpoints that are kept, as a part of all that are saved; in place of max_ckpt_keep and ema_ckpt_keep."),
+    Key::new("enable_ema", Kind::Bool).default("false").doc(
+        "Whether a running mean of the parameters is kept and saved too, as model_ema.ckpt where save_ckpt is model.ckpt. On the \
+         CPU only.",
+    ),
+    Key::new("ema_decay", Kind::float(0.0, true, 1.0, false))
+        .default("0.999")
+        .doc("What is left of the mean after a step; the rest is of the new parameters. Only used with enable_ema."),
+    Key::new("ema_ckpt_keep", Kind::OneOf(&[Kind::AT_LEAST_ONE, Kind::Null]))
+        .default("null")
+        .doc("Checkpoints of the mean that are kept; null: max_ckpt_keep. Only used with enable_ema."),
+    Key::new("early_stopping", Kind::OneOf(&[Kind::Object(&EARLY_STOPPING), Kind::Null])).default("null").doc(
+        "Phalanx only. Ends the run when full validations have stopped to improve.",
+    ),
     Key::new("change_bias_after_training", Kind::Bool)
         .default("false")
         .not_yet("")
@@ -110,7 +120,10 @@ static TRAINING: Table = Table::of(&[
         .doc("Gradients with a larger norm are scaled down to it. Absent or 0: never."),
     Key::new("acc_freq", Kind::AT_LEAST_ONE)
         .default("1")
-        .not_yet("training.gradient_accumulation adds up gradients")
+        .not_yet(
+            "DeePMD-kit's Paddle backend alone has it, and counts every batch as a step there; training.gradient_accumulation adds \
+             up gradients for one step",
+        )
         .doc("Steps between updates of the parameters."),
     Key::new("zero_stage", Kind::Int(0, 3))
         .default("0")
@@ -125,6 +138,16 @@ static TRAINING: Table = Table::of(&[
         .default("false")
         .ignored("no effect: products keep the precision of the networks")
         .doc("A choice inside PyTorch."),
+    Key::new("resume", Kind::choice(&["never", "auto"])).default("\"never\"").doc(
+        "Phalanx only. \"auto\": a run goes on from the newest complete checkpoint of save_ckpt, or begins where there is none.",
+    ),
+    Key::new("keep_global_batch", Kind::Bool).default("false").doc(
+        "Phalanx only. Whether a run that continues on another number of ranks keeps its batches a step: \
+         gradient_accumulation is set to match.",
+    ),
+    Key::new("backup", Kind::Bool).default("true").doc(
+        "Phalanx only. Whether a new run first moves the learning curve and checkpoints of an earlier one to a folder backup-N.",
+    ),
     Key::new("gradient_accumulation", Kind::AT_LEAST_ONE)
         .default("1")
         .doc("Phalanx only. Batches whose gradients a rank adds up for one step."),
@@ -149,6 +172,10 @@ static TRAINING: Table = Table::of(&[
         "Phalanx only. A rank that is not heard of for so long ends the run with an error that names it.",
     ),
 ]);
+
+static EARLY_STOPPING: Table = Table::of(&[Key::new("patience", Kind::AT_LEAST_ONE)
+    .unit("validations")
+    .doc("Full validations without a new best one after which the run ends.")]);
 
 const SYSTEMS: Key = Key::new("systems", Kind::OneOf(&[Kind::Text, Kind::List(&Kind::Text)]))
     .doc("Folders with data: a list of systems, or one system or folder that is searched for systems.");
@@ -205,7 +232,7 @@ static TRAINING_DATA: Table = Table::of(&[
     Key::new("min_pair_dist", Kind::NOT_NEGATIVE)
         .default("0.0")
         .unit("A")
-        .not_yet("")
+        .not_yet("write its default 0.0, and take such frames out of the data")
         .doc("Frames with atoms closer than this are left out of the loss."),
     SET_PREFIX,
 ]);
@@ -224,36 +251,25 @@ static VALIDATION_DATA: Table = Table::of(&[
 ]);
 
 static VALIDATING: Table = Table::of(&[
-    Key::new("full_validation", Kind::Bool)
-        .default("false")
-        .not_yet("`dp test` evaluates a whole set")
-        .doc("Whether it is done."),
+    Key::new("full_validation", Kind::Bool).default("false").doc("Whether it is done. On the CPU only."),
     Key::new("ema_full_validation", Kind::Bool)
         .default("false")
-        .not_yet("")
-        .doc("Whether it is done for mean parameters."),
-    Key::new("validation_freq", Kind::AT_LEAST_ONE)
-        .default("5000")
-        .ignored("")
-        .doc("Only used with full_validation."),
-    Key::new("save_best", Kind::Bool).default("true").ignored("").doc("Only used with full_validation."),
-    Key::new("save_best_dir", Kind::Any).default("null").ignored("").doc("Only used with full_validation."),
-    Key::new("max_best_ckpt", Kind::AT_LEAST_ONE)
-        .default("1")
-        .ignored("")
-        .doc("Only used with full_validation."),
+        .doc("Whether it is done for the running mean of the parameters, with a log and best checkpoints of its own."),
+    Key::new("validation_freq", Kind::AT_LEAST_ONE).default("5000").unit("steps").doc("Steps between validations."),
+    Key::new("save_best", Kind::Bool)
+        .default("true")
+        .doc("Whether the best so far is saved, as best.ckpt-STEP.t-RANK: with RANK 1 the best of all."),
+    Key::new("save_best_dir", Kind::OneOf(&[Kind::Text, Kind::Null]))
+        .default("null")
+        .doc("The folder of the best; null: that of save_ckpt."),
+    Key::new("max_best_ckpt", Kind::AT_LEAST_ONE).default("1").doc("How many of the best are kept."),
     Key::new("validation_metric", Kind::Text)
         .default("\"E:MAE\"")
-        .ignored("")
-        .doc("Only used with full_validation."),
-    Key::new("full_val_file", Kind::Text)
-        .default("\"val.log\"")
-        .ignored("")
-        .doc("Only used with full_validation."),
+        .doc("What is best: E:MAE, E:RMSE, F:MAE, F:RMSE, S:MAE, S:RMSE, V:MAE or V:RMSE, for energy, force, stress and virial."),
+    Key::new("full_val_file", Kind::Text).default("\"val.log\"").doc("The file of all errors."),
     Key::new("full_val_start", Kind::NOT_NEGATIVE)
         .default("0.5")
-        .ignored("")
-        .doc("Only used with full_validation."),
+        .doc("The first validation: a part of all steps where below 1, else a step; 1: never."),
     Key::new("compiled_infer", Kind::Bool).default("false").ignored("").doc("A choice inside PyTorch."),
     Key::new("tf32_infer", Kind::Bool).default("false").ignored("").doc("A choice inside PyTorch."),
     Key::new("amp_infer", Kind::Bool).default("false").ignored("").doc("A choice inside PyTorch."),

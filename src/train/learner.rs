@@ -1,7 +1,9 @@
 //! What the loop asks of whatever learns: a model family on a kind of device.
 
+use super::full_validation::ErrorTable;
 use super::team::Team;
 use crate::Result;
+use crate::checkpoint::{Arrays, into_numbers};
 use crate::loss::LossValue;
 use crate::report::profile::Profiler;
 use serde_json::Value;
@@ -16,6 +18,11 @@ pub trait Learner {
     /// Mean errors on the validation set at the `display`-th display: the loss's root, then its terms. Empty where
     /// there is no validation set.
     fn validate(&mut self, team: &mut Team, display: u64, lr: f64) -> Result<Vec<f64>>;
+
+    /// Errors over the whole validation set, of the parameters or of their running mean. Only asked where the learner was made for it.
+    fn validate_all(&mut self, _team: &mut Team, _average: bool) -> Result<ErrorTable> {
+        unreachable!("this learner is not made for inputs that want it")
+    }
 
     /// What a checkpoint holds of it. Waits for all steps so far.
     fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot>;
@@ -73,8 +80,17 @@ pub struct StepReport {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub params: Vec<f64>,
-    pub first_moment: Vec<f64>,
-    pub second_moment: Vec<f64>,
+    /// The optimiser's state.
+    pub optimizer: Arrays,
     /// What else a restart needs to give the same bits.
     pub engine: Value,
+}
+
+impl Snapshot {
+    /// Its memory, for the next one.
+    pub fn into_spare(self) -> Vec<Vec<f64>> {
+        let mut spare = into_numbers(self.optimizer);
+        spare.push(self.params);
+        spare
+    }
 }

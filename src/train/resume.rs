@@ -1,4 +1,4 @@
-//! What a job goes on from after its launcher has started it again.
+//! What a job goes on from that was started again, by its launcher or its user's script.
 //!
 //! `torchrun --max-restarts` runs the same command line once more when a worker has died. The command line says
 //! where the job began, not how far it came; the newest complete checkpoint does.
@@ -26,6 +26,16 @@ pub fn after_failure(launch: &Launch, save_ckpt: &Path) -> Result<Option<PathBuf
             )
         }
         None => log::warn!("{times}: it left no checkpoint, so it begins anew"),
+    }
+    Ok(found.map(|(path, _)| path))
+}
+
+/// The newest complete checkpoint of a prefix, for a run that goes on by itself; None where it begins.
+pub fn newest(save_ckpt: &Path) -> Result<Option<PathBuf>> {
+    let found = checkpoint::newest_complete(save_ckpt)?;
+    match &found {
+        Some((path, step)) => log::info!("continuing from {} (step {step})", path.display()),
+        None => log::info!("no checkpoint of {} yet: the run begins", save_ckpt.display()),
     }
     Ok(found.map(|(path, _)| path))
 }

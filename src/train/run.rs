@@ -1,19 +1,27 @@
 //! The loop: the same for every model family and device.
 
+use super::average;
+use super::caller::Ended;
 use super::collect::FarLines;
+use super::full_validation::{ErrorTable, ValidatingOptions, Verdict};
 use super::learner::{Learner, Snapshot, StepRate, StepReport, Turn};
-use super::signals::{self, StopRequest};
+use super::signals::{self, StopHandle, StopRequest};
+use super::state::DRAWS_PER_STEP;
 use super::team::Team;
 use super::validate::shown;
+use crate::checkpoint::owner::Owner;
 use crate::checkpoint::writer::Writer;
-use crate::checkpoint::{Checkpoint, Store};
+use crate::checkpoint::{Checkpoint, Companion, Store};
+use crate::report::dashboard::{Dashboard, DashboardOptions, Steps};
 use crate::report::lcurve::Row;
 use crate::report::messages;
 use crate::report::profile::{Phase, Profiler};
-use crate::report::progress::Progress;
+use crate::report::progress::{Note, Progress};
 use crate::report::timing::Stopwatch;
 use crate::{Result, err};
+use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Spans of all ranks together in a timeline.
@@ -36,15 +44,30 @@ pub struct Plan {
     /// gradient together.
     pub record_freq: Option<u64>,
     pub validates: Validates,
+    /// When the whole validation set is looked at.
+    pub full_validation: Option<ValidatingOptions>,
+    /// Prefix of the checkpoints of the parameters' running mean, and how many are kept.
+    pub averages: Option<(PathBuf, usize)>,
     /// Prefix of the checkpoints, and how many are kept.
     pub save_ckpt: PathBuf,
     pub max_ckpt_keep: usize,
+    /// Endings of further names of the newest one.
+    pub ckpt_aliases: &'static [&'static str],
+    /// Whether a file `checkpoint` where the program was started names the newest one.
+    pub points_from_here: bool,
+    /// On rank 0: the folders of the run are its own.
+    pub owner: Option<Owner>,
     /// Tell how long each display interval took.
     pub tells_time: bool,
     pub shows_progress: bool,
     /// Measure where the time goes, and where the timeline is written.
     pub profiling: bool,
     pub profiling_file: PathBuf,
+    /// Serve a page under this title. All ranks know, since they tell each other where their time went.
+    pub dashboard: Option<DashboardOptions>,
+    pub title: String,
+    /// How the program that started the run ends it; `None`: by signals.
+    pub stop: Option<StopHandle>,
 }
 
 /// When the validation set is looked at.
@@ -58,7 +81,7 @@ pub enum Validates {
 /// What rank 0 writes of a run: the part that differs between model families.
 pub trait Journal {
     /// A display step: means over all ranks. Returns a note for the progress bar.
-    fn row(&mut self, row: &Row) -> Result<Option<String>>;
+    fn row(&mut self, row: &Row) -> Result<Option<Note>>;
 
     /// A step of this rank's own, where [`Plan::record_freq`] wants one; `speed` batches a second so far.
     fn record(&mut self, done: u64, rate: StepRate, report: &StepReport, speed: f64) -> Result<()>;
@@ -68,8 +91,28 @@ pub trait Journal {
         Ok(false)
     }
 
+    /// Errors over the whole validation set, of the parameters or of their running mean.
+    fn validated(&mut self, _done: u64, _average: bool, _errors: &ErrorTable) -> Result<Verdict> {
+        unreachable!("no plan of this family wants it")
+    }
+
+    /// Saves one of the best checkpoints.
+    fn save_best(&mut self, _done: u64, _draws: u64, _average: bool, _snapshot: Snapshot) -> Result<()> {
+        unreachable!("no plan of this family wants it")
+    }
+
     /// The content of a checkpoint after `step` steps and `draws` draws of all ranks.
     fn checkpoint(&self, step: u64, draws: u64, snapshot: Snapshot) -> Checkpoint;
+
+    /// Writes files of another program beside each checkpoint.
+    fn companion(&self) -> Option<Arc<dyn Companion>> {
+        None
+    }
+
+    /// A file that checkpoints count on: it goes to the disk before them.
+    fn synced_first(&self) -> Result<Option<File>> {
+        Ok(None)
+    }
 
     /// Closes what is open.
     fn close(&mut self) -> Result<()>;
@@ -94,14 +137,31 @@ pub struct Run<'a> {
     training_time: Duration,
     testing_time: Duration,
     last_evaluation: Option<Instant>,
+    /// Steps done.
+    reached: u64,
 }
 
 /// What rank 0 alone has.
 struct Root<'a> {
     journal: &'a mut dyn Journal,
     writer: Writer,
+    /// Writes the running mean of the parameters.
+    averages: Option<Writer>,
     progress: Progress,
     watch: Stopwatch,
+    dashboard: Option<Dashboard>,
+}
+
+/// Where the loop ended, and the signal that asked for it.
+struct End {
+    done: u64,
+    stopped: Option<i32>,
+}
+
+impl End {
+    fn told(&self, checkpoint: Option<PathBuf>) -> Ended {
+        Ended { step: self.done, stopped: self.stopped.is_some(), checkpoint, signal: self.stopped }
+    }
 }
 
 impl<'a> Run<'a> {
@@ -114,37 +174,53 @@ impl<'a> Run<'a> {
         far_lines: &'a FarLines,
     ) -> Result<Self> {
         let root = journal.map(|journal| -> Result<Root> {
+            let store = Store::new(&plan.save_ckpt, plan.max_ckpt_keep)?;
             Ok(Root {
+                writer: Writer::new(
+                    if plan.points_from_here { store.pointing_from_here() } else { store }
+                        .with_companion(journal.companion())
+                        .with_aliases(plan.ckpt_aliases),
+                )?,
                 journal,
-                writer: Writer::new(Store::new(&plan.save_ckpt, plan.max_ckpt_keep)?)?,
+                averages: match &plan.averages {
+                    Some((prefix, keep)) => Some(Writer::new(Store::new(prefix, *keep)?.without_pointer())?),
+                    None => None,
+                },
                 progress: Progress::new(plan.start, plan.num_steps, plan.shows_progress),
                 watch: Stopwatch::new(plan.start, plan.num_steps, plan.disp_freq),
+                dashboard: plan.dashboard.map(|options| open_dashboard(&options, &plan.title)).transpose()?,
             })
         });
-        let profiling =
-            plan.profiling || std::env::var("TORCH_DISTRIBUTED_DEBUG").is_ok_and(|v| v == "DETAIL");
+        let mut plan = plan;
+        plan.profiling |= std::env::var("TORCH_DISTRIBUTED_DEBUG").is_ok_and(|v| v == "DETAIL");
+        let measures = plan.profiling || plan.dashboard.is_some();
+        let stop = match &plan.stop {
+            Some(handle) => Ok(StopRequest::of(handle)),
+            None => StopRequest::watch(),
+        };
         Ok(Run {
             learner,
             far_lines,
-            profiler: if profiling { Profiler::on(team.rank()) } else { Profiler::off() },
-            stop: team.agree(StopRequest::watch())?,
+            profiler: if measures { Profiler::on(team.rank()) } else { Profiler::off() },
+            stop: team.agree(stop)?,
             clock: Instant::now(),
             root: team.agree(root.transpose())?,
             training_time: Duration::ZERO,
             testing_time: Duration::ZERO,
             last_evaluation: None,
+            reached: plan.start,
             plan,
         })
     }
 
     /// Runs to the end, closes everything and says where things are.
-    pub fn to_the_end(mut self, team: &mut Team) -> Result<()> {
+    pub fn to_the_end(mut self, team: &mut Team) -> Result<Ended> {
         let outcome = self.steps(team);
         self.finish(team, outcome)
     }
 
-    /// All steps, or those until someone asks to stop. Returns the signal that asked.
-    fn steps(&mut self, team: &mut Team) -> Result<Option<i32>> {
+    /// All steps, or those until someone asks to stop.
+    fn steps(&mut self, team: &mut Team) -> Result<End> {
         let Plan { start, num_steps, .. } = self.plan;
         if start >= num_steps {
             log::warn!("{start} steps are done already, the input asks for {num_steps}: nothing to do");
@@ -162,21 +238,26 @@ impl<'a> Run<'a> {
             let turn = Turn { step, rate, wants_values, wants_norm, stop };
             let report = self.learner.step(&turn, team, &self.profiler)?;
             self.training_time += began.elapsed();
+            self.reached = done;
             let enough = self.after_step(team, done, rate, &report)?;
-            if report.stop {
+            // A caller alone need not wait for the wish to travel with the next step.
+            if report.stop || (team.size() == 1 && self.stop.is_of_caller()) {
                 log::warn!("asked to stop: finished step {done}, saving");
                 if !self.saves(done) {
                     self.save(team, done)?;
                 }
                 team.hurry();
-                return Ok(Some(self.stop.requested().unwrap_or(0)));
+                return Ok(End { done, stopped: Some(self.stop.requested().unwrap_or(0)) });
             }
             if enough {
+                if !self.saves(done) {
+                    self.save(team, done)?;
+                }
                 log::info!("the errors have not improved for long enough: finished after step {done}");
-                break;
+                return Ok(End { done, stopped: None });
             }
         }
-        Ok(None)
+        Ok(End { done: num_steps.max(start), stopped: None })
     }
 
     fn displays(&self, done: u64) -> bool {
@@ -213,11 +294,51 @@ impl<'a> Run<'a> {
             }
             root.progress.step(done);
         }
+        let enough = self.validate_all(team, done)?;
         if self.saves(done) {
             self.save(team, done)?;
-            return self.evaluate(team, done, rate);
+            return Ok(self.evaluate(team, done, rate)? || enough);
         }
-        Ok(false)
+        Ok(enough)
+    }
+
+    /// Looks at the whole validation set where that is due, and saves what is among the best. True: enough.
+    fn validate_all(&mut self, team: &mut Team, done: u64) -> Result<bool> {
+        let Some(options) = &self.plan.full_validation else { return Ok(false) };
+        if !options.is_due(done, self.plan.num_steps) {
+            return Ok(false);
+        }
+        let which: Vec<bool> = [(options.live, false), (options.average, true)]
+            .into_iter()
+            .filter_map(|(wanted, average)| wanted.then_some(average))
+            .collect();
+        // Whether to go on is up to the parameters themselves where they are looked at, else to their mean.
+        let counts = !options.live;
+        let draws = self.plan.first_draw + (done - self.plan.start) * self.plan.draws_per_step;
+        let began = Instant::now();
+        let mut enough = false;
+        for average in which {
+            let span = self.profiler.span(Phase::Validation);
+            let errors = self.learner.validate_all(team, average)?;
+            drop(span);
+            let root = &mut self.root;
+            let verdict = team.from_root(|| match root {
+                Some(root) => root.journal.validated(done, average, &errors),
+                None => unreachable!("rank 0 has a journal"),
+            })?;
+            enough |= verdict.enough && average == counts;
+            if verdict.saves {
+                let snapshot = self.learner.snapshot(team);
+                let snapshot = team.agree(snapshot)?;
+                let root = &mut self.root;
+                team.from_root(|| match root {
+                    Some(root) => root.journal.save_best(done, draws, average, snapshot),
+                    None => unreachable!("rank 0 has a journal"),
+                })?;
+            }
+        }
+        self.testing_time += began.elapsed();
+        Ok(enough)
     }
 
     /// One row of the learning curve and its lines in the log: means over all ranks.
@@ -250,6 +371,17 @@ impl<'a> Run<'a> {
             }
             if let Some(note) = note {
                 root.progress.note(&note);
+            }
+            if let Some(dashboard) = &root.dashboard {
+                let (rate, eta) = (interval.rate(), interval.eta.map(|eta| eta.as_secs_f64()));
+                let batches = rate * self.plan.draws_per_step as f64;
+                dashboard.steps(Steps { done, total: self.plan.num_steps, rate, batches, eta });
+            }
+        }
+        if self.plan.dashboard.is_some() {
+            let times = team.gather(&self.profiler.times())?;
+            if let Some(dashboard) = self.root.as_ref().and_then(|root| root.dashboard.as_ref()) {
+                dashboard.times(times);
             }
         }
         if team.size() > 1 {
@@ -296,41 +428,50 @@ impl<'a> Run<'a> {
             team.from_root(|| check_same(&hashes, done))?;
         }
         if let Some(root) = &mut self.root {
+            self.plan.owner.as_ref().map_or(Ok(()), Owner::check)?;
             let draws = self.plan.first_draw + (done - self.plan.start) * self.plan.draws_per_step;
-            root.writer.save(done, root.journal.checkpoint(done, draws, snapshot))?;
+            if let (Some(writer), Some(mean)) = (&mut root.averages, average::of(&snapshot)) {
+                writer.save(done, root.journal.checkpoint(done, draws, mean), None)?;
+            }
+            let mut saved = root.journal.checkpoint(done, draws, snapshot);
+            saved.header[DRAWS_PER_STEP] = self.plan.draws_per_step.into();
+            root.writer.save(done, saved, root.journal.synced_first()?)?;
         } else {
-            self.learner.recycle(vec![snapshot.params, snapshot.first_moment, snapshot.second_moment]);
+            self.learner.recycle(snapshot.into_spare());
         }
         drop(span);
         Ok(())
     }
 
-    fn finish(mut self, team: &mut Team, outcome: Result<Option<i32>>) -> Result<()> {
-        if self.profiler.is_on() && outcome.is_ok() {
+    fn finish(mut self, team: &mut Team, outcome: Result<End>) -> Result<Ended> {
+        if self.plan.profiling && outcome.is_ok() {
             self.tell_profile(team)?;
         }
-        let Some(root) = self.root.take() else { return outcome.map(|_| ()) };
+        let Some(mut root) = self.root.take() else { return outcome.map(|end| end.told(None)) };
         root.progress.finish();
+        root.watch.ended_at(self.reached);
         // A save under way is completed whatever happened.
+        let averaged = root.averages.map_or(Ok(None), Writer::finish);
         let saved = root.writer.finish();
         root.journal.close()?;
         if let (Err(_), Ok(Some(path))) = (&outcome, &saved) {
             log::warn!("{} is complete. To continue: {}", path.display(), root.journal.continue_command());
         }
-        let stopped = outcome?;
-        saved?;
+        let end = outcome?;
+        let ended = end.told(saved?);
+        averaged?;
         if let Some(line) = messages::average_line(&root.watch) {
             log::info!("{line}");
         }
-        if let Some(signal) = stopped {
+        if let Some(signal) = end.stopped {
             let name = if signal == 0 { "another rank" } else { signals::name(signal) };
             log::info!("Stopped by {name}. To continue: {}", root.journal.continue_command());
-            return Ok(());
+            return Ok(ended);
         }
         for line in root.journal.end_lines() {
             log::info!("{line}");
         }
-        Ok(())
+        Ok(ended)
     }
 
     fn tell_profile(&mut self, team: &mut Team) -> Result<()> {
@@ -353,6 +494,12 @@ impl<'a> Run<'a> {
         }
         Ok(())
     }
+}
+
+fn open_dashboard(options: &DashboardOptions, title: &str) -> Result<Dashboard> {
+    let dashboard = Dashboard::open(options, title)?;
+    log::info!("dashboard: {}", dashboard.address());
+    Ok(dashboard)
 }
 
 /// A hash of the parameters' bits.

@@ -1,8 +1,11 @@
 //! A process finds its place: launcher, log, ranks, threads. The same for every model family.
 
 use super::collect::FarLines;
+use super::same;
 use super::team::Team;
-use crate::comm::{CommOptions, connect, rank_zero_is_missing};
+use crate::checkpoint::owner::Owner;
+use crate::comm::about::{About, check_one_job};
+use crate::comm::{CommOptions, connect};
 use crate::engine::choice::{DeviceChoice, Gpu, check_shared};
 use crate::launch::Launch;
 use crate::launch::threads::{Threads, available_cores};
@@ -13,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Launchers end all ranks as soon as one has ended badly. Ranks that cannot be joined cannot wait for each other
-/// either: those with nothing to tell leave rank 0 so much time.
+/// either: those with nothing to tell leave the one that tells so much time.
 const TIME_TO_TELL: Duration = Duration::from_secs(1);
 
 /// What a process must know before it can join the others.
@@ -26,6 +29,12 @@ pub struct SessionOptions {
     pub stall_timeout: Option<Duration>,
     /// Where to compute.
     pub device: DeviceChoice,
+    /// End with 0 also where a signal ended the run early.
+    pub zero_on_stop: bool,
+    /// The file that says what to train; all ranks that see it see the same.
+    pub input: Option<PathBuf>,
+    /// What the command line asks for, as far as all ranks must ask for the same.
+    pub task: String,
 }
 
 /// The place of this process among the others.
@@ -38,7 +47,13 @@ pub struct Session {
 }
 
 /// Joins the other processes and does `work` with them; all end in agreement.
-pub fn run(options: &SessionOptions, work: impl FnOnce(&mut Team, &Session) -> Result<()>) -> Result<()> {
+///
+/// `work` returns the signal that ended it early, if one did. Then the process ends with 128 and its number, as shells have
+/// it, unless `zero_on_stop`.
+pub fn run(
+    options: &SessionOptions,
+    work: impl FnOnce(&mut Team, &Session) -> Result<Option<i32>>,
+) -> Result<()> {
     let launch = Launch::of_this_process()?;
     let logging = crate::report::log::init(&LogOptions {
         level: options.log_level,
@@ -46,42 +61,78 @@ pub fn run(options: &SessionOptions, work: impl FnOnce(&mut Team, &Session) -> R
         mode: options.mpi_log,
         rank: launch.rank,
         size: launch.size,
+        waits: true,
     });
     let env = |name: &str| std::env::var(name).ok();
-    // What keeps ranks apart keeps all of them apart: rank 0 tells, if there is a rank 0.
-    let one_tells = |e: Error| {
-        if launch.rank == 0 || rank_zero_is_missing(&e) {
-            return e;
+    let told = |e: Error| {
+        if e.is_told_elsewhere() {
+            std::thread::sleep(TIME_TO_TELL);
         }
-        std::thread::sleep(TIME_TO_TELL);
-        e.told_elsewhere()
+        e
     };
-    let mut comm_options = CommOptions::from_env(&env).map_err(one_tells)?;
+    let mut comm_options = CommOptions::from_env(&env).map_err(|e| told(launch.one_of_host_tells(e)))?;
     if let (Some(limit), None) = (options.stall_timeout, env("PHALANX_COMM_LIMIT")) {
         comm_options = comm_options.with_limit(limit);
     }
-    let comm = connect(&launch, &comm_options).map_err(one_tells)?;
+    comm_options.last_words = crate::report::log::tell_error;
+    if launch.size > 1 {
+        comm_options.about = same::about(&launch, options, &env);
+    }
+    let about = comm_options.about.clone();
+    let comm = connect(&launch, &comm_options).map_err(told)?;
     let mut team = Team::new(comm);
-    let outcome = team.agree(logging).and_then(|()| join(&mut team, launch, options)).and_then(|session| {
-        work(&mut team, &session)?;
-        session.far_lines.gather(&mut team)
-    });
-    team.part(outcome)
+    // torchrun would start the job again.
+    let elastic = launch.launcher == "torchrun" && !launch.job.is_empty();
+    let mut stopped = None;
+    let outcome =
+        team.agree(logging).and_then(|()| join(&mut team, launch, options, &about)).and_then(|session| {
+            stopped = work(&mut team, &session)?;
+            session.far_lines.gather(&mut team)
+        });
+    team.part(outcome)?;
+    match stopped {
+        Some(signal) if !elastic && !options.zero_on_stop => {
+            // 0: the signal came to another rank.
+            let signal = u8::try_from(signal).ok().filter(|&n| n > 0).unwrap_or(libc::SIGTERM as u8);
+            Err(Error::stopped_by(signal))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Threads, hosts and the summary, once all ranks are connected.
-fn join(team: &mut Team, launch: Launch, options: &SessionOptions) -> Result<Session> {
-    team.barrier()?;
-    crate::report::log::ranks_connected();
+fn join(team: &mut Team, launch: Launch, options: &SessionOptions, about: &About) -> Result<Session> {
     let threads = Threads::new(&|name| std::env::var(name).ok(), available_cores(), launch.local_size);
     let threads = team.agree(threads)?;
     // Set-up runs on as many threads as the steps will. The pool exists already where a process trains twice.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.compute).build_global();
-    let hosts = team.gather(&launch.host)?;
+    let cards = team.gather(&(launch.host.clone(), about.write()))?;
+    let (hosts, abouts): (Vec<String>, Vec<String>) = cards.into_iter().unzip();
+    let abouts: Vec<About> = abouts.iter().map(|text| About::read(text)).collect();
+    team.tell_once(check_one_job(&abouts))?;
     let gpu = find_gpu(team, &launch, options.device)?;
     let far_lines = FarLines::new(&hosts, team.rank(), options.mpi_log == MpiLog::Collect);
     summary(team, &launch, &hosts, threads, gpu.as_ref().map(|(gpu, _)| gpu));
     Ok(Session { launch, threads, gpu, far_lines })
+}
+
+/// Makes rank 0 the owner of the folders that the run writes into, before it writes anything. The log files start with that.
+///
+/// Returns the owner on rank 0.
+pub fn own(team: &mut Team, folders: impl FnOnce() -> Vec<PathBuf>) -> Result<Option<Owner>> {
+    let mut owner = None;
+    let owned = team.from_root(|| {
+        owner = Some(Owner::claim(&folders())?);
+        Ok(())
+    });
+    if owned.is_err() {
+        crate::report::log::forget_file();
+    }
+    owned?;
+    crate::report::log::start_file();
+    team.barrier()?;
+    crate::report::log::ranks_connected();
+    Ok(owner)
 }
 
 /// The GPU of this rank. All ranks compute on GPUs, or none does.

@@ -3,22 +3,25 @@
 //! Whatever is computed from the data is computed once for the whole job, the work shared over ranks; every rank
 //! then has the same numbers.
 
+use super::dp_state::{DpState, check_same_model};
 use super::input::{Input, Length};
-use super::load::load_model;
-use super::options::{RunOptions, Start};
+use super::options::{InputSource, RunOptions, Start};
 use super::resume;
-use super::state::{self, TrainState};
+use super::same;
 use super::team::Team;
+use super::warnings;
 use crate::checkpoint::Checkpoint;
 use crate::data::field::Field;
 use crate::data::{Dataset, Frame, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
 use crate::export::stat_file::StatFile;
+use crate::infer::checkpoint::check_numbers;
+use crate::infer::load::load_model;
 use crate::launch::Launch;
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
-use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
+use crate::model::dp::options::{FittingOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::{Summary, Sums};
 use crate::neighbor::stat::NeighborStat;
@@ -28,7 +31,6 @@ use rayon::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Everything that the loop needs.
@@ -42,7 +44,7 @@ pub struct Setup {
     /// Shortest distance of the training data, A.
     pub min_distance: f64,
     /// Where a restarted run continues.
-    pub resumed: Option<TrainState>,
+    pub resumed: Option<DpState>,
     /// Steps of the whole run.
     pub num_steps: u64,
 }
@@ -54,15 +56,32 @@ pub struct DataSets {
     pub validation: Option<Arc<Dataset>>,
 }
 
-/// Does everything that comes before the first step.
-pub fn setup(team: &mut Team, launch: &Launch, options: &RunOptions) -> Result<Setup> {
-    let (mut input, mut full) = read_input(team, &options.input)?;
+/// Does everything that comes before the first step; `full` is the input with all defaults.
+pub fn setup(
+    team: &mut Team,
+    launch: &Launch,
+    options: &RunOptions,
+    mut input: Input,
+    mut full: Value,
+) -> Result<Setup> {
     let save_ckpt = &input.training.save_ckpt;
-    let start = match team.from_root(|| resume::after_failure(launch, save_ckpt))? {
-        Some(path) => Start::Restart(path),
-        None => options.start.clone(),
+    // Who names a checkpoint means that one.
+    let named = matches!(options.start, Start::Restart(_));
+    let found = match !named && options.resume.unwrap_or(input.training.resume) {
+        true => team.from_root(|| resume::newest(save_ckpt))?,
+        false => team.from_root(|| resume::after_failure(launch, save_ckpt))?,
     };
+    let start = found.map_or(options.start.clone(), Start::Restart);
     let origin = load_origin(team, &start)?;
+    if let Some(Origin::Restart(state)) = &origin
+        && input.training.keep_global_batch
+    {
+        let kept = keep_global_batch(state.draws_per_step, team.size());
+        if let Some(accumulation) = team.agree(kept)? {
+            input.training.gradient_accumulation = accumulation;
+            full["training"]["gradient_accumulation"] = accumulation.into();
+        }
+    }
     if let (Some(origin), true) = (&origin, options.use_pretrain_script) {
         input.model = origin.options()?;
         full["model"] = input.model.script.clone();
@@ -74,6 +93,12 @@ pub fn setup(team: &mut Team, launch: &Launch, options: &RunOptions) -> Result<S
         None => None,
     };
     let data = DataSets { training, validation };
+    if team.is_root() {
+        let lists = [("training", Some(&data.training)), ("validation", data.validation.as_ref())];
+        let lists = lists.into_iter().filter_map(|(name, list)| Some((name, list?)));
+        let missing = lists.flat_map(|(name, list)| warnings::missing_labels(list, name, &input.loss));
+        missing.chain(warnings::doubled(&data)).for_each(|line| log::warn!("{line}"));
+    }
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
     let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref());
     team.agree(resolved)?;
@@ -95,22 +120,43 @@ pub fn setup(team: &mut Team, launch: &Launch, options: &RunOptions) -> Result<S
 }
 
 /// Rank 0 reads the input; all have the same, a random seed included.
-fn read_input(team: &mut Team, path: &Path) -> Result<(Input, Value)> {
+pub fn read_input(team: &mut Team, source: &InputSource) -> Result<(Input, Value)> {
     let mut parsed = None;
     let full = team.from_root(|| {
-        let (input, full) = Input::read(path)?;
+        let (input, full) = Input::of(source)?;
         parsed = Some(input);
         Ok(full)
     })?;
     match parsed {
         Some(input) => Ok((input, full)),
-        None => Input::from_value(full, &path.display().to_string(), || 0),
+        None => Input::from_value(full, &source.name(), || 0),
     }
+}
+
+/// Batches that each rank adds up so that a step has as many as it had. None where the checkpoint does not tell.
+fn keep_global_batch(before: Option<u64>, size: usize) -> Result<Option<usize>> {
+    let Some(before) = before.and_then(|before| usize::try_from(before).ok()) else {
+        log::warn!("training.keep_global_batch: the checkpoint does not tell how many batches a step had");
+        return Ok(None);
+    };
+    if !before.is_multiple_of(size) {
+        let fitting: Vec<String> =
+            (1..=before.min(4096)).filter(|n| before.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+        return Err(err!(
+            "training.keep_global_batch: {before} batches a step cannot be shared by {size} ranks"
+        )
+        .help(format!("use {} ranks, or leave the key away", fitting.join(", "))));
+    }
+    log::info!(
+        "training.gradient_accumulation is set to {} for {size} ranks: a step keeps its {before} batches",
+        before / size
+    );
+    Ok(Some(before / size))
 }
 
 /// What training starts from, loaded.
 enum Origin {
-    Restart(Box<TrainState>),
+    Restart(Box<DpState>),
     Model(Box<DpModel>),
 }
 
@@ -120,7 +166,7 @@ fn load_origin(team: &mut Team, start: &Start) -> Result<Option<Origin>> {
         Start::Restart(path) => {
             // Rank 0 wrote it, perhaps where no other host can read it.
             let bytes = team.bytes_from_root(|| Ok(crate::checkpoint::load(path)?.to_bytes()))?;
-            let state = Checkpoint::parse(&bytes).and_then(|saved| TrainState::from_checkpoint(&saved));
+            let state = Checkpoint::parse(&bytes).and_then(DpState::from_checkpoint);
             state.map(|state| Some(Origin::Restart(Box::new(state)))).map_err(|e| e.at(path.display()))
         }
         Start::Model(path) | Start::Finetune(path) => {
@@ -143,11 +189,10 @@ impl Origin {
         let mut saved = self.options()?;
         if let Origin::Model(_) = self {
             saved.fitting.precision = wanted.fitting.precision;
-            let (DescriptorOptions::SeE2A(se), DescriptorOptions::SeE2A(wanted)) =
-                (&mut saved.descriptor, &wanted.descriptor);
+            let (se, wanted) = (&mut saved.descriptor, &wanted.descriptor);
             se.precision = wanted.precision;
         }
-        state::check_same_model(&saved, wanted)
+        check_same_model(&saved, wanted)
     }
 
     /// The model, its parameters and the shortest distance of its data.
@@ -161,16 +206,20 @@ impl Origin {
         team.agree(self.check(&input.model))?;
         match self {
             Origin::Restart(state) => {
-                let model = Dp::new(input.model.clone(), state.stats.clone());
+                let about = &state.about;
+                let checked = check_numbers(&state.params, &about.stats, about.min_distance, &input.model);
+                team.agree(checked)?;
+                let model = Dp::new(input.model.clone(), state.about.stats.clone());
                 let n = model.table.len();
-                if [&state.params, &state.first_moment, &state.second_moment].iter().any(|x| x.len() != n) {
+                if state.params.len() != n {
                     let e = err!("the checkpoint does not hold the {n} parameters of this model");
                     return team.agree(Err(e));
                 }
-                Ok((model, state.params.clone(), state.min_distance))
+                Ok((model, state.params.clone(), state.about.min_distance))
             }
             Origin::Model(saved) => {
-                let saved = DpModel { options: input.model.clone(), ..(**saved).clone() };
+                // A compressed model has its nets beside the tables; training takes the nets.
+                let saved = DpModel { options: input.model.clone(), tables: None, ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
                 let (mut model, params) = team.agree(Dp::from_spec(saved))?;
                 model.stats = as_stored(model.stats, &input.model);
@@ -227,6 +276,7 @@ fn open(
     let opened = Dataset::open(options, &model.type_map, wants);
     let opened = opened.and_then(|data| check_labels(&data, name, wants).map(|()| data));
     let data = team.agree(opened)?;
+    same::check_data(team, &data, name)?;
     for line in data.summary(name, 40) {
         log::info!("{line}");
     }
@@ -245,7 +295,7 @@ fn neighbor_statistics(
     data: &Arc<Dataset>,
     has_origin: bool,
 ) -> Result<Option<NeighborStat>> {
-    let DescriptorOptions::SeE2A(se) = &model.descriptor;
+    let se = &model.descriptor;
     if options.skip_neighbor_stat || has_origin {
         if matches!(se.sel, Sel::Auto(_)) && !has_origin {
             let e = err!(
@@ -289,7 +339,7 @@ fn resolve_sel(
     origin: Option<&Origin>,
 ) -> Result<()> {
     let saved = origin.map(|origin| origin.options()).transpose()?;
-    let DescriptorOptions::SeE2A(se) = &mut model.descriptor;
+    let se = &mut model.descriptor;
     let sel = match (&se.sel, neighbors, saved) {
         (Sel::Fixed(sel), Some(stat), _) => {
             for (t, (&sel, &most)) in sel.iter().zip(&stat.max_neighbors).enumerate() {
@@ -310,7 +360,7 @@ fn resolve_sel(
             stat.max_neighbors.iter().map(enough).collect::<Vec<usize>>()
         }
         (Sel::Auto(_), None, Some(saved)) => {
-            let DescriptorOptions::SeE2A(saved) = &saved.descriptor;
+            let saved = &saved.descriptor;
             saved.fixed_sel().to_vec()
         }
         (Sel::Auto(_), None, None) => bail!("sel is \"auto\" and there are no neighbour statistics"),
@@ -371,7 +421,7 @@ fn of_frames<T: Serialize + DeserializeOwned + Send + Clone>(
 
 /// The shortest distance in one frame, as a number that JSON can hold.
 fn shortest_distance(model: &ModelOptions, frame: &Frame) -> Result<f64> {
-    let DescriptorOptions::SeE2A(se) = &model.descriptor;
+    let se = &model.descriptor;
     Ok(NeighborStat::of(frame, se.rcut, model.type_map.len())?.min_distance.min(f64::MAX))
 }
 
@@ -459,7 +509,7 @@ fn fresh_model(
 /// Statistics in the precision in which a model file stores them, so that a file predicts what was trained.
 fn as_stored(mut stats: DpStatistics, model: &ModelOptions) -> DpStatistics {
     use crate::model::dp::options::Precision;
-    let DescriptorOptions::SeE2A(se) = &model.descriptor;
+    let se = &model.descriptor;
     let round = |x: &mut f64| *x = f64::from(*x as f32);
     if se.precision == Precision::Float32 {
         stats.davg.iter_mut().chain(&mut stats.dstd).flatten().for_each(round);

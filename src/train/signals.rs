@@ -1,12 +1,15 @@
-//! SIGTERM and SIGINT end a run at a step, with a checkpoint.
+//! SIGTERM, SIGINT and SIGHUP end a run at a step, with a checkpoint.
 
 use crate::err;
 use crate::error::Result;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
+
+/// Stands in place of a signal's number where the program itself asks to stop.
+const CALLER: i32 = -1;
 
 /// Launchers pass on a signal that the terminal sent to every process already. Two within this time are one request.
 const SAME_REQUEST: Duration = Duration::from_millis(150);
@@ -18,14 +21,30 @@ const SAME_REQUEST: Duration = Duration::from_millis(150);
 #[derive(Debug)]
 pub struct StopRequest {
     signal: Arc<AtomicI32>,
-    handle: Handle,
+    /// `None` where signals are somebody else's.
+    handle: Option<Handle>,
+}
+
+/// Asks a run to stop from elsewhere in the program: it finishes its step and saves.
+#[derive(Debug, Clone, Default)]
+pub struct StopHandle {
+    signal: Arc<AtomicI32>,
+}
+
+impl StopHandle {
+    pub fn stop(&self) {
+        self.signal.store(CALLER, Ordering::Relaxed);
+    }
 }
 
 impl StopRequest {
-    /// Starts to watch. Once dropped, both signals are ignored: what follows is the end of the run.
+    /// Starts to watch. Once dropped, these signals are ignored: what follows is the end of the run.
     pub fn watch() -> Result<Self> {
-        let mut signals =
-            Signals::new([SIGTERM, SIGINT]).map_err(|e| err!("cannot watch for SIGTERM and SIGINT: {e}"))?;
+        let mut watched = vec![SIGTERM, SIGINT];
+        if !is_ignored(SIGHUP) {
+            watched.push(SIGHUP);
+        }
+        let mut signals = Signals::new(watched).map_err(|e| err!("cannot watch for signals: {e}"))?;
         let handle = signals.handle();
         let signal = Arc::new(AtomicI32::new(0));
         let seen = Arc::clone(&signal);
@@ -49,7 +68,17 @@ impl StopRequest {
                 }
             })
             .map_err(|e| err!("cannot start the thread that watches for signals: {e}"))?;
-        Ok(StopRequest { signal, handle })
+        Ok(StopRequest { signal, handle: Some(handle) })
+    }
+
+    /// Watches for no signal, since the process is somebody else's: `handle` asks.
+    pub fn of(handle: &StopHandle) -> Self {
+        StopRequest { signal: handle.signal.clone(), handle: None }
+    }
+
+    /// The program that started the run asked to stop.
+    pub fn is_of_caller(&self) -> bool {
+        self.requested() == Some(CALLER)
     }
 
     /// The signal that asked to stop, if one did.
@@ -61,8 +90,18 @@ impl StopRequest {
 
 impl Drop for StopRequest {
     fn drop(&mut self) {
-        self.handle.close();
+        if let Some(handle) = &self.handle {
+            handle.close();
+        }
     }
+}
+
+/// Whether this process was started with a signal ignored, as `nohup` does: then it stays so.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
 }
 
 /// `SIGTERM`, for messages.
@@ -70,6 +109,8 @@ pub fn name(signal: i32) -> &'static str {
     match signal {
         SIGINT => "SIGINT",
         SIGTERM => "SIGTERM",
+        CALLER => "the program that started it",
+        SIGHUP => "SIGHUP",
         _ => "a signal",
     }
 }
@@ -130,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_first_signal_lets_the_run_save_and_end_well() {
-        for signal in ["-TERM", "-INT"] {
+        for signal in ["-TERM", "-INT", "-HUP"] {
             let (process, mut out) = child("polite");
             send(&process, signal);
             read_until(&mut out, &format!("saved after SIG{}", &signal[1..]));

@@ -1,149 +1,128 @@
-//! A run as a checkpoint, and back.
+//! A run as a checkpoint, and back: the same for every model family, device and optimiser.
 
-use super::input::Input;
-use crate::checkpoint::{Array, Checkpoint};
-use crate::model::dp::Dp;
-use crate::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
-use crate::model::dp::spec::{DpModel, DpStatistics};
+use super::learner::Snapshot;
+use crate::checkpoint::{Array, Arrays, Checkpoint};
+use crate::infer::checkpoint::check_kind;
 use crate::{Result, bail, err};
-use serde_json::{Value, json};
-use std::path::Path;
+use serde_json::{Map, Value, json};
 
-/// Marks our checkpoints, so that another file of the same container is refused by name.
-const KIND: &str = "phalanx training state";
+/// The array of the parameters. All others are the optimiser's.
+const PARAMS: &str = "params";
+const VERSION: u64 = 1;
+/// The key of the header for the batches that all ranks take in a step.
+pub const DRAWS_PER_STEP: &str = "draws_per_step";
 
 /// Everything that a restart needs beside the data.
-#[derive(Debug, Clone)]
-pub struct TrainState {
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainState<A> {
     /// Steps done.
     pub step: u64,
     /// Draws used by all ranks so far.
     pub draws: u64,
-    /// The input with all defaults and `sel` as numbers.
-    pub input: Value,
-    pub stats: DpStatistics,
-    /// Shortest distance of the training data, A.
-    pub min_distance: f64,
+    /// Draws of all ranks in a step; checkpoints of earlier days do not tell.
+    pub draws_per_step: Option<u64>,
     /// The engine's own state.
     pub engine: Value,
-    /// Length of the learning curve.
-    pub lcurve_bytes: u64,
     pub params: Vec<f64>,
-    pub first_moment: Vec<f64>,
-    pub second_moment: Vec<f64>,
+    /// The optimiser's own state.
+    pub optimizer: Arrays,
+    /// What the model family wants to know.
+    pub about: A,
 }
 
-impl TrainState {
+/// What a model family writes about a run.
+pub trait About: Sized {
+    /// Marks its checkpoints, so that another file of the same container is refused by name.
+    const KIND: &'static str;
+
+    /// Its keys of the header.
+    fn into_header(self) -> Map<String, Value>;
+
+    fn from_header(header: &Value) -> Result<Self>;
+}
+
+/// A number of a header.
+pub fn number(header: &Value, key: &str) -> Result<u64> {
+    header[key].as_u64().ok_or_else(|| err!("the header has no number \"{key}\""))
+}
+
+impl<A: About> TrainState<A> {
+    /// The state after `step` steps and `draws` draws of all ranks.
+    pub fn new(step: u64, draws: u64, snapshot: Snapshot, about: A) -> Self {
+        let Snapshot { params, optimizer, engine } = snapshot;
+        TrainState { step, draws, draws_per_step: None, engine, params, optimizer, about }
+    }
+
     /// The file's content.
     pub fn into_checkpoint(self) -> Checkpoint {
-        let header = json!({
-            "kind": KIND,
-            "version": 1,
-            "step": self.step,
-            "draws": self.draws,
-            "input": self.input,
-            "statistics": self.stats,
-            "min_distance": self.min_distance,
-            "engine": self.engine,
-            "lcurve_bytes": self.lcurve_bytes,
-        });
-        let arrays = [
-            ("params", self.params),
-            ("first_moment", self.first_moment),
-            ("second_moment", self.second_moment),
-        ];
-        let arrays = arrays.map(|(name, x)| (name.to_string(), Array::F64(x)));
-        Checkpoint { header, arrays: arrays.into() }
+        let mut header = json!({"kind": A::KIND, "version": VERSION, "step": self.step, "draws": self.draws});
+        if let Value::Object(header) = &mut header {
+            header.extend(self.about.into_header());
+            if let Some(draws) = self.draws_per_step {
+                header.insert(DRAWS_PER_STEP.into(), draws.into());
+            }
+            if !self.engine.is_null() {
+                header.insert("engine".into(), self.engine);
+            }
+        }
+        let mut arrays = vec![(PARAMS.to_string(), Array::F64(self.params))];
+        arrays.extend(self.optimizer);
+        Checkpoint { header, arrays }
     }
 
     /// Reads a checkpoint.
-    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
-        let header = &checkpoint.header;
-        if header["kind"] != KIND || header["version"] != 1 {
-            bail!("found {} version {}, wanted a \"{KIND}\" version 1", header["kind"], header["version"]);
-        }
-        let number =
-            |key: &str| header[key].as_u64().ok_or_else(|| err!("the header has no number \"{key}\""));
-        let stats = serde_json::from_value(header["statistics"].clone())
-            .map_err(|e| err!("the header's statistics cannot be read: {e}"))?;
+    pub fn from_checkpoint(checkpoint: Checkpoint) -> Result<Self> {
+        let Checkpoint { header, mut arrays } = checkpoint;
+        check_kind(&header, A::KIND)?;
+        let about = A::from_header(&header)?;
+        let place = arrays.iter().position(|(name, _)| name == PARAMS);
+        let Some((_, Array::F64(params))) = place.map(|place| arrays.remove(place)) else {
+            bail!("the checkpoint has no array \"{PARAMS}\" of 64-bit numbers");
+        };
         Ok(TrainState {
-            step: number("step")?,
-            draws: number("draws")?,
-            input: header["input"].clone(),
-            stats,
-            min_distance: header["min_distance"]
-                .as_f64()
-                .ok_or_else(|| err!("the header has no \"min_distance\""))?,
+            step: number(&header, "step")?,
+            draws: number(&header, "draws")?,
+            draws_per_step: header[DRAWS_PER_STEP].as_u64().filter(|&draws| draws > 0),
             engine: header["engine"].clone(),
-            lcurve_bytes: number("lcurve_bytes")?,
-            params: checkpoint.f64s("params")?.to_vec(),
-            first_moment: checkpoint.f64s("first_moment")?.to_vec(),
-            second_moment: checkpoint.f64s("second_moment")?.to_vec(),
+            params,
+            optimizer: arrays,
+            about,
         })
     }
+}
 
-    /// Loads a checkpoint by its file, prefix or folder.
-    pub fn load(path: &Path) -> Result<Self> {
-        let checkpoint = crate::checkpoint::load(path)?;
-        Self::from_checkpoint(&checkpoint).map_err(|e| e.at(path.display()))
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// The `model` section that it was trained with.
-    pub fn model_options(&self) -> Result<ModelOptions> {
-        let (input, _) = Input::from_value(self.input.clone(), "checkpoint", || 0)?;
-        Ok(input.model)
-    }
+    #[derive(Debug, Clone, PartialEq)]
+    struct Note(u64);
 
-    /// The model without the training state.
-    pub fn model(&self) -> Result<DpModel> {
-        let model = Dp::new(self.model_options()?, self.stats.clone());
-        if model.table.len() != self.params.len() {
-            bail!("found {} parameters, the model section wants {}", self.params.len(), model.table.len());
+    impl About for Note {
+        const KIND: &'static str = "a note";
+
+        fn into_header(self) -> Map<String, Value> {
+            Map::from_iter([("note".to_string(), self.0.into())])
         }
-        Ok(model.to_spec(&self.params, Some(self.min_distance)))
-    }
-}
 
-/// The model of a checkpoint file, prefix or folder.
-pub fn model_of_checkpoint(path: &Path) -> Result<DpModel> {
-    TrainState::load(path)?.model().map_err(|e| e.at(path.display()))
-}
+        fn from_header(header: &Value) -> Result<Self> {
+            number(header, "note").map(Note)
+        }
+    }
 
-/// Refuses to go on with another model than the one that was saved.
-pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<()> {
-    let plain = |options: &ModelOptions| {
-        // What does not change the shape or meaning of the parameters may differ.
-        let mut options = options.clone();
-        options.script = Value::Null;
-        options.data_stat_nbatch = 0;
-        options.data_stat_protect = 0.0;
-        options.fitting.seed = None;
-        options.fitting.rcond = None;
-        options.fitting.trainable = Vec::new();
-        let DescriptorOptions::SeE2A(se) = &mut options.descriptor;
-        se.seed = None;
-        se.trainable = true;
-        options
-    };
-    let (saved, mut wanted) = (plain(saved), plain(wanted));
-    let (DescriptorOptions::SeE2A(a), DescriptorOptions::SeE2A(b)) =
-        (&saved.descriptor, &mut wanted.descriptor);
-    // "auto" was turned into numbers when training began.
-    if matches!(b.sel, Sel::Auto(_)) {
-        b.sel = a.sel.clone();
+    #[test]
+    fn a_state_survives_its_file_with_whatever_arrays_its_optimiser_has() {
+        let optimizer = vec![
+            ("covariance".to_string(), Array::F64(vec![1.0, 0.5, 0.5, 1.0, 7.0])),
+            ("seen".to_string(), Array::U8(vec![3])),
+        ];
+        for engine in [Value::Null, json!({"terms": [24]})] {
+            let snapshot = Snapshot { params: vec![1.0, -0.5], optimizer: optimizer.clone(), engine };
+            let mut state = TrainState::new(7, 21, snapshot, Note(9));
+            state.draws_per_step = (!state.engine.is_null()).then_some(3);
+            let bytes = state.clone().into_checkpoint().to_bytes();
+            let read = Checkpoint::parse(&bytes).unwrap();
+            assert_eq!(TrainState::from_checkpoint(read).unwrap(), state);
+        }
     }
-    b.embedding = a.embedding;
-    if saved == wanted {
-        return Ok(());
-    }
-    let (a, b) = (format!("{saved:#?}"), format!("{wanted:#?}"));
-    let differing: Vec<String> = a
-        .lines()
-        .zip(b.lines())
-        .filter(|(x, y)| x != y)
-        .take(4)
-        .map(|(x, y)| format!("{} (saved) / {} (input)", x.trim(), y.trim()))
-        .collect();
-    Err(err!("the model section differs from the one that was saved: {}", differing.join("; "))
-        .help("restart with the input that the run was started with, or train anew"))
 }

@@ -1,407 +1,255 @@
-//! One training step: the recipe.
+//! One training step: the recipe, for every model family and optimiser.
 
-use super::learner::{StepReport, Turn};
+use super::family::{Family, Frames, Now};
+use super::learner::{Snapshot, StepReport, Turn};
+use super::sum::{GradientSum, overlap};
 use super::team::Team;
-use crate::comm::vectors::{CommonVector, RankVector, Sums};
-use crate::engine::{Engine, Piece, Prediction, Seeds, Take};
-use crate::loss::{EnerLoss, LossValue};
-use crate::optim::{Adam, Descent};
+use crate::checkpoint::Arrays;
+use crate::comm::vectors::CommonVector;
+use crate::engine::Piece;
+use crate::loss::Cost;
+use crate::loss::observation::Observed;
+use crate::model::params::ParamTable;
+use crate::optim::{Gradient, Optimizer, OptimizerChoice, Share, Target, Update};
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::Queue;
 use crate::{Result, bail};
-use std::ops::Range;
 
 /// The parameters, and everything that changes them.
-pub struct Stepper<E: Engine> {
-    pub engine: E,
-    pub loss: EnerLoss,
+pub struct Stepper<F: Family> {
+    family: F,
     /// One more number follows the parameters: whether some rank wants to stop.
     common: CommonVector,
-    pub adam: Adam,
-    /// Gradients with a larger norm are scaled down to it; 0 means never.
-    pub max_norm: f64,
+    optimizer: Box<dyn Optimizer>,
     sum: GradientSum,
-    out: Prediction,
-    seeds: Seeds,
+    options: StepperOptions,
 }
 
-impl<E: Engine> Stepper<E> {
+/// How gradients become an update.
+#[derive(Debug, Clone, Copy)]
+pub struct StepperOptions {
+    /// Batches of each rank in a step.
+    pub draws: usize,
+    /// Sums of gradients have the same bits for every number of ranks.
+    pub reproducible: bool,
+    /// Gradients with a larger norm are scaled down to it; 0 means never.
+    pub max_norm: f64,
+    /// Seed of the run, and its steps: some optimisers choose at random, or change on the way.
+    pub seed: u64,
+    pub num_steps: u64,
+}
+
+impl<F: Family> Stepper<F> {
+    /// `resumed` is the state of the optimiser in a run that is continued.
     pub fn new(
         team: &mut Team,
-        engine: E,
-        loss: EnerLoss,
+        family: F,
+        table: &ParamTable,
         mut params: Vec<f64>,
-        adam: Adam,
-        sum: GradientSum,
-        max_norm: f64,
+        optimizer: &OptimizerChoice,
+        resumed: Option<&Arrays>,
+        options: StepperOptions,
     ) -> Result<Self> {
+        let (pool, single) = (family.pool(), family.is_single());
+        let target = Target { table, pool, single, rank: team.rank(), size: team.size(), seed: options.seed };
+        let mut optimizer = team.agree(optimizer.build(&target))?;
+        let restored = resumed.map_or(Ok(()), |arrays| optimizer.restore(arrays));
+        team.agree(restored.map_err(|e| match e.advice() {
+            None => e.help(
+                "the run was begun with another optimizer; --init-model goes on with its weights alone",
+            ),
+            Some(_) => e,
+        }))?;
+        let blocks = options.reproducible.then(|| table.views().iter().map(|v| v.range()).collect());
+        let (n, draws) = (params.len(), options.draws);
         params.push(0.0);
-        let common = team.common_vector(params)?;
-        let (out, seeds) = (Prediction::default(), Seeds::default());
-        Ok(Stepper { engine, loss, common, adam, max_norm, sum, out, seeds })
+        let (sum, common) = match optimizer.share() {
+            Share::Slice => (GradientSum::in_slices(team, n, draws, blocks)?, team.common_vector(params)?),
+            Share::Whole => (GradientSum::new(n, draws, blocks), CommonVector::own(params)),
+        };
+        Ok(Stepper { family, common, optimizer, sum, options })
     }
 
-    pub fn params(&self) -> &[f64] {
-        &self.common[..self.sum.n_params]
+    /// The network and its parameters.
+    pub fn network(&mut self) -> (&mut F, &[f64]) {
+        let n = self.n_params();
+        (&mut self.family, &self.common[..n])
+    }
+
+    fn n_params(&self) -> usize {
+        self.common.len() - 1
     }
 
     /// One update of the parameters from `draws` batches of every rank.
     pub fn step(
         &mut self,
         turn: &Turn,
-        queue: &mut Queue<E::Prepared>,
+        queue: &mut Queue<F::Prepared, F::Frame>,
         team: &mut Team,
         profiler: &Profiler,
     ) -> Result<StepReport> {
-        let Turn { step, rate, stop, wants_norm, .. } = *turn;
-        let n = self.sum.n_params;
+        let n = self.n_params();
         if turn.reconsiders() {
-            self.engine.reconsider(&self.common[..n]);
+            self.family.reconsider(&self.common[..n]);
         }
-        let mut values = Vec::with_capacity(self.sum.draws);
-        // One gradient that nothing is done with but the update: the update is part of the pass that makes it.
-        let alone = self.sum.draws == 1 && self.sum.exact.is_none() && team.size() == 1;
-        let at_once = alone && self.max_norm == 0.0 && !wants_norm && self.adam.trains_all();
-        for draw in 0..self.sum.draws {
-            let batch = profiler.time(Phase::DataWait, || queue.next())?; // geometry was prepared on the queue's threads
-            let prepared: Vec<&E::Prepared> = batch.frames.iter().map(|f| &f.prepared).collect();
-            let frames: Vec<_> = batch.frames.iter().map(|f| &f.frame).collect();
+        let now = Now { step: turn.step, rank: team.rank(), rate: turn.rate.schedule };
+        if self.optimizer.by_observations().is_some() {
+            return self.step_by_observations(turn, &now, queue, team, profiler);
+        }
+        let mut values = Vec::with_capacity(self.options.draws);
+        for draw in 0..self.options.draws {
+            let batch = profiler.time(Phase::DataWait, || queue.next())?; // prepared on the queue's threads
             let span = profiler.span(Phase::Forward);
-            self.engine.evaluate(&mut self.out, &self.common[..n], &prepared); // E, F, virial
-            let value = self.loss.differentiate(&mut self.seeds, &self.out, &frames, rate.schedule); // dL/dE, dL/dF, dL/dvirial
+            let value = self.family.evaluate(&self.common[..n], &batch.frames, &now); // predictions, loss, its seeds
             drop(span);
-            if !value.loss.is_finite() {
-                bail!("the loss of step {} is {}: the parameters have diverged", step + 1, value.loss);
-            }
+            check_finite(value.loss(), turn)?;
+            values.push(value.into_shown());
             let span = profiler.span(Phase::Backward);
-            if at_once && self.backward_and_descend(&prepared, rate.scaled, step) {
-                values.push(value);
-                return Ok(StepReport { values, gradient_norm: f64::NAN, stop });
+            if self.backward_and_update(&batch.frames, turn, team) {
+                return Ok(StepReport { values, gradient_norm: f64::NAN, stop: turn.stop });
             }
-            self.engine.backward(self.sum.place(draw), &self.common[..n], &prepared, &self.seeds); // dL/dparams
+            self.family.backward(self.sum.place(draw), &self.common[..n], &batch.frames, &now); // dL/dparams
             self.sum.add(draw);
             drop(span);
-            values.push(value);
         }
-        profiler.time(Phase::Communication, || self.sum.give_to_owners(team, stop))?; // over draws and ranks
-        let gradient_norm = self.descend(turn, team, profiler)?; // each rank its slice
-        self.engine.forget_parameters();
-        Ok(StepReport { values, gradient_norm, stop: self.common[self.sum.n_params] > 0.0 })
-    }
-
-    /// The update of this rank's slice, and everyone's slices for all. Returns the norm of the mean gradient, NaN where nobody
-    /// wants to know.
-    fn descend(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<f64> {
-        let n = self.sum.n_params;
-        let (sums, count) = self.sum.sums(team);
-        let slice = team.slice(n + 1);
-        let mine = overlap(&slice, &(0..n));
-        let (clips, mut norm) = (self.max_norm > 0.0, f64::NAN);
-        let mut descent = Descent {
-            rate: turn.rate.scaled,
-            step: turn.step,
-            factor: 1.0 / count,
-            adds_up: !clips,
-            squares: !clips && turn.wants_norm,
+        let (gradient_norm, stop) = match self.optimizer.share() {
+            Share::Slice => self.update_slice(turn, team, profiler)?, // sums over draws and ranks, the update
+            Share::Whole => self.update_whole(turn, team, profiler)?,
         };
-        let span = profiler.span(Phase::Optimizer);
-        if clips {
-            // SAFETY: the slice of this rank, for the first time.
-            unsafe { self.adam.add_up(&sums, mine.clone()) };
-            team.sum(self.adam.squares())?;
-            norm = descent.clip(self.adam.norm(), self.max_norm);
-        }
-        // SAFETY: the slice of this rank, which was added up above or not, as `descent` says.
-        unsafe { self.adam.descend(&mut self.common[..n], &sums, mine, &descent) };
-        if slice.contains(&n) {
-            // SAFETY: the last number of the slice is no parameter, and was not added up above.
-            self.common[n] = unsafe { sums.add_up(n..n + 1) }[0];
-        }
-        drop(span);
-        let span = profiler.span(Phase::Communication);
-        team.all_gather_slices(&mut self.common)?;
-        if descent.squares {
-            team.sum(self.adam.squares())?;
-            norm = descent.factor * self.adam.norm();
-        }
-        drop(span);
-        Ok(norm)
+        self.family.forget_parameters();
+        Ok(StepReport { values, gradient_norm, stop })
     }
 
-    /// The second pass and the update in one, where the engine can: the same numbers, but the gradient need not go to memory
-    /// and back.
-    fn backward_and_descend(&mut self, prepared: &[&E::Prepared], rate: f64, step: u64) -> bool {
+    /// A step of several updates from the same batches, each by one observation, with the model evaluated again before each.
+    fn step_by_observations(
+        &mut self,
+        turn: &Turn,
+        now: &Now,
+        queue: &mut Queue<F::Prepared, F::Frame>,
+        team: &mut Team,
+        profiler: &Profiler,
+    ) -> Result<StepReport> {
+        let (n, draws) = (self.n_params(), self.options.draws);
+        let next = |_| profiler.time(Phase::DataWait, || queue.next());
+        let batches = (0..draws).map(next).collect::<Result<Vec<_>>>()?;
+        let mut report =
+            StepReport { values: Vec::with_capacity(draws), gradient_norm: f64::NAN, stop: false };
+        let Some(optimizer) = self.optimizer.by_observations() else { unreachable!("the caller looked") };
+        for (k, observation) in optimizer.observations(turn.step, self.options.num_steps).iter().enumerate() {
+            let mut seen = Vec::with_capacity(draws);
+            for (draw, batch) in batches.iter().enumerate() {
+                let span = profiler.span(Phase::Forward);
+                let value = self.family.evaluate(&self.common[..n], &batch.frames, now);
+                seen.push(self.family.observe(&batch.frames, observation));
+                drop(span);
+                check_finite(value.loss(), turn)?;
+                if k == 0 {
+                    report.values.push(value.into_shown());
+                }
+                let span = profiler.span(Phase::Backward);
+                self.family.backward(self.sum.place(draw), &self.common[..n], &batch.frames, now);
+                self.sum.add(draw);
+                drop(span);
+            }
+            let span = profiler.span(Phase::Communication);
+            let error = error_of_all(team, &seen)?;
+            let (mean, stop) = self.sum.mean(team, turn.stop)?;
+            drop(span);
+            let span = profiler.span(Phase::Optimizer);
+            let count = (draws * team.size()) as f64;
+            optimizer.assimilate(&mut self.common[..n], (mean, count), error, team.ranks())?;
+            drop(span);
+            self.family.forget_parameters();
+            report.stop |= stop;
+        }
+        Ok(report)
+    }
+
+    fn told(&self, turn: &Turn) -> Update {
+        let Turn { step, rate, wants_norm, .. } = *turn;
+        Update { step, rate: rate.scaled, max_norm: self.options.max_norm, wants_norm }
+    }
+
+    /// The second pass and the update in one, where engine and optimiser can, and one gradient is there that nothing is done with
+    /// but the update: the same numbers, but the gradient need not go to memory and back.
+    fn backward_and_update(&mut self, batch: &Frames<F>, turn: &Turn, team: &Team) -> bool {
+        let alone = self.options.draws == 1 && !self.options.reproducible && team.size() == 1;
+        if !alone || self.options.max_norm > 0.0 || turn.wants_norm {
+            return false;
+        }
+        let update = self.told(turn);
+        let Some(optimizer) = self.optimizer.by_pieces() else { return false };
         let grad = self.sum.place(0);
-        let params = &mut self.common[..grad.len()];
-        let ready = self.engine.backward_but_pieces(grad, params, prepared, &self.seeds);
-        let Some(ready) = ready else { return false };
+        let (params, family) = (&mut self.common[..grad.len()], &mut self.family);
+        let Some(ready) = family.backward_but_pieces(grad, params, batch) else { return false };
+        let mut give = |pieces: &dyn crate::engine::Take| {
+            family.hand_out(pieces);
+            pieces.take(ready.start, Piece::Double(&grad[ready.clone()]));
+        };
         // SAFETY: the engine gives out every piece once, and what is ready is not among them.
-        let pieces = unsafe { self.adam.by_pieces(params, rate, step) };
-        self.engine.hand_out(&pieces);
-        pieces.take(ready.start, Piece::Double(&grad[ready]));
+        unsafe { optimizer.update(params, &update, &mut give) };
         true
     }
 
-    /// The loss of a batch, without a gradient.
-    pub fn evaluate(&mut self, batch: &[&E::Prepared], frames: &[&crate::data::Frame], lr: f64) -> LossValue {
-        self.engine.evaluate(&mut self.out, &self.common[..self.sum.n_params], batch);
-        self.loss.differentiate(&mut self.seeds, &self.out, frames, lr)
+    /// Each rank updates its slice, and all get everyone's. Returns the norm of the mean gradient, and whether someone wants to stop.
+    fn update_slice(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<(f64, bool)> {
+        profiler.time(Phase::Communication, || self.sum.give_to_owners(team, turn.stop))?;
+        let (n, update) = (self.n_params(), self.told(turn));
+        let (sums, count) = self.sum.sums(team);
+        let slice = team.slice(n + 1);
+        let span = profiler.span(Phase::Optimizer);
+        if slice.contains(&n) {
+            // SAFETY: the last number of the slice is no parameter, and is added up here alone.
+            self.common[n] = unsafe { sums.add_up(n..n + 1) }[0];
+        }
+        // SAFETY: the parameters of this rank's slice, for the first time.
+        let gradient = unsafe { Gradient::of_slice(sums, overlap(&slice, &(0..n)), count) };
+        let norm = self.optimizer.update(&mut self.common[..n], gradient, &update, team.ranks())?;
+        drop(span);
+        profiler.time(Phase::Communication, || team.all_gather_slices(&mut self.common))?;
+        Ok((norm, self.common[n] > 0.0))
+    }
+
+    /// Every rank updates all parameters.
+    fn update_whole(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<(f64, bool)> {
+        let (n, update) = (self.n_params(), self.told(turn));
+        let (mean, stop) = profiler.time(Phase::Communication, || self.sum.mean(team, turn.stop))?;
+        let span = profiler.span(Phase::Optimizer);
+        let (params, gradient) = (&mut self.common[..n], Gradient::of(mean));
+        let norm = self.optimizer.update(params, gradient, &update, team.ranks())?;
+        drop(span);
+        Ok((norm, stop))
+    }
+
+    /// What a checkpoint holds of it; `spare` is memory that may be used.
+    pub fn snapshot(&mut self, spare: &mut Vec<Vec<f64>>, team: &mut Team) -> Result<Snapshot> {
+        let mut params = spare.pop().unwrap_or_default();
+        params.clear();
+        params.extend_from_slice(&self.common[..self.n_params()]);
+        let optimizer = self.optimizer.save(spare, team.ranks())?;
+        Ok(Snapshot { params, optimizer, engine: self.family.state() })
     }
 }
 
-/// What two ranges have in common.
-fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
-    let start = a.start.max(b.start);
-    start..a.end.min(b.end).max(start)
+fn check_finite(loss: f64, turn: &Turn) -> Result<()> {
+    if !loss.is_finite() {
+        bail!("the loss of step {} is {loss}: the parameters have diverged", turn.step + 1);
+    }
+    Ok(())
 }
 
-/// Adds up gradients over draws and ranks.
-///
-/// The flat vector carries one more number, the wish to stop, so that all ranks learn of it at the same step.
-pub struct GradientSum {
-    /// Draws of each rank in a step.
-    draws: usize,
-    n_params: usize,
-    /// The sum over this rank's draws; one draw is its own sum. Not used where the sum is exact.
-    total: RankVector,
-    /// The gradient of the present draw where there are several, or of every draw where the sum is exact.
-    gradients: Vec<Vec<f64>>,
-    exact: Option<Exact>,
-}
-
-/// Sums in whole numbers: the same bits for every number of ranks, engine and order.
-struct Exact {
-    /// Blocks of parameters that share a scale.
-    blocks: Vec<Range<usize>>,
-    sums: Vec<i64>,
-}
-
-impl GradientSum {
-    /// `blocks` are given where the sum must be the same bits for every number of ranks.
-    pub fn new(n_params: usize, draws: usize, blocks: Option<Vec<Range<usize>>>) -> Self {
-        let total = RankVector::own(if blocks.is_some() { 0 } else { n_params + 1 });
-        Self::with(total, n_params, draws, blocks)
-    }
-
-    /// The same where each rank needs the sums of its own slice only.
-    pub fn in_slices(
-        team: &mut Team,
-        n_params: usize,
-        draws: usize,
-        blocks: Option<Vec<Range<usize>>>,
-    ) -> Result<Self> {
-        match blocks {
-            Some(_) => Ok(Self::new(n_params, draws, blocks)),
-            None => Ok(Self::with(team.rank_vector(n_params + 1)?, n_params, draws, blocks)),
+/// The mean error of the frames of all ranks, times the root of their number. Draw k of rank r was draw k * size + r: always the
+/// same order of addition.
+fn error_of_all(team: &mut Team, mine: &[Observed]) -> Result<f64> {
+    let bytes: Vec<u8> = mine.iter().flat_map(|o| [o.error, o.frames]).flat_map(f64::to_le_bytes).collect();
+    let everyones = team.gather_bytes(&bytes)?;
+    let (mut error, mut frames) = (0.0, 0.0);
+    for draw in 0..mine.len() {
+        for theirs in &everyones {
+            let (numbers, _) = theirs.as_chunks::<8>();
+            error += f64::from_le_bytes(numbers[2 * draw]);
+            frames += f64::from_le_bytes(numbers[2 * draw + 1]);
         }
     }
-
-    fn with(total: RankVector, n_params: usize, draws: usize, blocks: Option<Vec<Range<usize>>>) -> Self {
-        let kept = match &blocks {
-            Some(_) => draws,
-            None => usize::from(draws > 1),
-        };
-        GradientSum {
-            draws,
-            n_params,
-            total,
-            gradients: vec![vec![0.0; n_params + 1]; kept],
-            exact: blocks.map(|blocks| Exact { blocks, sums: vec![0; n_params + 1] }),
-        }
-    }
-
-    /// Where the gradient of a draw is written.
-    pub fn place(&mut self, draw: usize) -> &mut [f64] {
-        match self.gradients.len() {
-            0 => &mut self.total[..self.n_params],
-            kept => &mut self.gradients[draw.min(kept - 1)][..self.n_params],
-        }
-    }
-
-    /// Takes the gradient of a draw into account.
-    pub fn add(&mut self, draw: usize) {
-        if self.draws == 1 || self.exact.is_some() {
-            return;
-        }
-        if draw == 0 {
-            self.total.copy_from_slice(&self.gradients[0]);
-        } else {
-            for (total, x) in self.total.iter_mut().zip(&self.gradients[0]) {
-                *total += x;
-            }
-        }
-    }
-
-    /// Hands this rank's sum to the owners of its slices; each then finds the sums of its own slice in [`GradientSum::sums`].
-    fn give_to_owners(&mut self, team: &mut Team, stop: bool) -> Result<()> {
-        let n = self.n_params;
-        if let Some(exact) = &mut self.exact {
-            let count = (self.draws * team.size()) as f64;
-            let slice = team.slice(n + 1);
-            return exact.mean(&mut self.gradients, n, team, stop, count, slice);
-        }
-        self.total[n] = f64::from(u8::from(stop));
-        team.reduce_scatter(&mut self.total)
-    }
-
-    /// The sums over draws and ranks of this rank's slice, and how many gradients were added up.
-    fn sums(&mut self, team: &Team) -> (Sums<'_>, f64) {
-        match self.exact {
-            Some(_) => (Sums::of(&self.gradients[0]), 1.0), // the mean already
-            None => (self.total.sums(), (self.draws * team.size()) as f64),
-        }
-    }
-
-    /// The mean over draws and ranks, whole on every rank, and whether any rank wants to stop.
-    pub fn mean(&mut self, team: &mut Team, stop: bool) -> Result<(&mut [f64], bool)> {
-        let n = self.n_params;
-        let count = (self.draws * team.size()) as f64;
-        let mean = if let Some(exact) = &mut self.exact {
-            exact.mean(&mut self.gradients, n, team, stop, count, 0..n + 1)?;
-            &mut self.gradients[0][..]
-        } else {
-            self.total[n] = f64::from(u8::from(stop));
-            team.sum(&mut self.total)?;
-            if count > 1.0 {
-                self.total[..n].iter_mut().for_each(|x| *x /= count);
-            }
-            &mut self.total[..]
-        };
-        let stop = mean[n] > 0.0;
-        Ok((&mut mean[..n], stop))
-    }
-}
-
-impl Exact {
-    /// Overwrites a slice of the first gradient with the mean of all; the number that follows becomes that of wishes to stop.
-    ///
-    /// Each block of parameters has one scale, a power of two that leaves room for the sum of all draws of all ranks;
-    /// it follows from the largest element of the block anywhere, which does not depend on the order either.
-    fn mean(
-        &mut self,
-        gradients: &mut [Vec<f64>],
-        n: usize,
-        team: &mut Team,
-        stop: bool,
-        count: f64,
-        slice: Range<usize>,
-    ) -> Result<()> {
-        let largest = |block: &Range<usize>| {
-            let of_draw = |g: &Vec<f64>| g[block.clone()].iter().fold(0.0f64, |a, x| a.max(x.abs()));
-            gradients.iter().map(of_draw).fold(0.0f64, f64::max)
-        };
-        let mine: Vec<f64> = self.blocks.iter().map(largest).collect();
-        let everyones = team.gather(&mine)?;
-        let room = 61 - (count.log2().ceil() as i32);
-        let scales: Vec<f64> = (0..self.blocks.len())
-            .map(|b| {
-                let most = everyones.iter().map(|m| m[b]).fold(0.0f64, f64::max);
-                // 2^(room - exponent), with room to spare at either end of the range of exponents.
-                let exponent = if most > 0.0 { most.log2().floor() as i32 + 1 } else { 0 };
-                2f64.powi((room - exponent).clamp(-1000, 1000))
-            })
-            .collect();
-        self.sums.fill(0);
-        for gradient in gradients.iter() {
-            for (block, scale) in self.blocks.iter().zip(&scales) {
-                for (sum, x) in self.sums[block.clone()].iter_mut().zip(&gradient[block.clone()]) {
-                    *sum += (x * scale).round_ties_even() as i64;
-                }
-            }
-        }
-        self.sums[n] = i64::from(stop);
-        team.sum_exact(&mut self.sums)?;
-        for (block, scale) in self.blocks.iter().zip(&scales) {
-            let block = overlap(block, &slice);
-            for (x, sum) in gradients[0][block.clone()].iter_mut().zip(&self.sums[block]) {
-                *x = *sum as f64 / scale / count;
-            }
-        }
-        gradients[0][n] = self.sums[n] as f64;
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The mean gradient of 12 draws, cut over `size` ranks, on every rank: summed for all, or in slices that are put together.
-    fn mean_over(size: usize, exact: bool, in_slices: bool) -> Vec<Vec<f64>> {
-        const DRAWS: usize = 12;
-        let gradient =
-            |draw: usize, k: usize| ((draw * 31 + k * 7) as f64 * 0.618).sin() * 10f64.powi(k as i32 - 4);
-        let comms = crate::comm::local_group(size);
-        std::thread::scope(|scope| {
-            let run = |comm: Box<dyn crate::comm::Communicator>| {
-                let rank = comm.rank();
-                let mut team = Team::new(comm);
-                let blocks = exact.then(|| vec![0..3, 3..8]);
-                let mut sum = match in_slices {
-                    true => GradientSum::in_slices(&mut team, 8, DRAWS / size, blocks).unwrap(),
-                    false => GradientSum::new(8, DRAWS / size, blocks),
-                };
-                for k in 0..DRAWS / size {
-                    let draw = k * size + rank;
-                    for (p, x) in sum.place(k).iter_mut().enumerate() {
-                        *x = gradient(draw, p);
-                    }
-                    sum.add(k);
-                }
-                let mean = match in_slices {
-                    true => mean_of_slices(&mut team, &mut sum, rank == size - 1),
-                    false => {
-                        let (mean, stop) = sum.mean(&mut team, rank == size - 1).unwrap();
-                        assert!(stop, "one rank's wish is everyone's");
-                        mean.to_vec()
-                    }
-                };
-                team.part(Ok(())).unwrap();
-                mean
-            };
-            let handles: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || run(comm))).collect();
-            handles.into_iter().map(|h| h.join().unwrap()).collect()
-        })
-    }
-
-    fn mean_of_slices(team: &mut Team, sum: &mut GradientSum, stop: bool) -> Vec<f64> {
-        let mut common = team.common_vector(vec![0.0; 9]).unwrap();
-        sum.give_to_owners(team, stop).unwrap();
-        let (sums, count) = sum.sums(team);
-        let slice = team.slice(9);
-        // SAFETY: the slice of this rank, once.
-        let mine = unsafe { sums.add_up(slice.clone()) };
-        common[slice].iter_mut().zip(mine).for_each(|(mean, x)| *mean = x / count);
-        team.all_gather_slices(&mut common).unwrap();
-        assert!(common[8] > 0.0, "one rank's wish is everyone's");
-        common[..8].to_vec()
-    }
-
-    #[test]
-    fn the_mean_over_ranks_is_the_mean_over_draws() {
-        let one = &mean_over(1, false, false)[0];
-        for (size, in_slices) in [(1, true), (2, false), (2, true), (3, false), (3, true), (4, true)] {
-            for mean in mean_over(size, false, in_slices) {
-                for (a, b) in mean.iter().zip(one) {
-                    assert!((a - b).abs() <= 1e-14 * b.abs().max(1e-4), "{size} ranks: {a} {b}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn exact_sums_have_the_same_bits_for_every_number_of_ranks() {
-        let one = &mean_over(1, true, false)[0];
-        let plain = &mean_over(1, false, false)[0];
-        for (a, b) in one.iter().zip(plain) {
-            assert!((a - b).abs() <= 1e-12 * b.abs().max(1e-6), "{a} {b}");
-        }
-        for size in [2, 3, 4, 6] {
-            for in_slices in [false, true] {
-                for mean in mean_over(size, true, in_slices) {
-                    assert_eq!(&mean, one, "{size} ranks");
-                }
-            }
-        }
-    }
+    Ok(error / frames.sqrt())
 }

@@ -87,6 +87,11 @@ impl Team {
         }
     }
 
+    /// For a verdict that every rank has come to: rank 0 tells.
+    pub fn tell_once<T>(&self, verdict: Result<T>) -> Result<T> {
+        if self.is_root() { verdict } else { verdict.map_err(Error::told_elsewhere) }
+    }
+
     /// Everyone's value, by rank.
     pub fn gather<T: Serialize + DeserializeOwned>(&mut self, mine: &T) -> Result<Vec<T>> {
         let bytes = encode(mine)?;
@@ -147,20 +152,9 @@ impl Team {
         self.comm.all_gather_slices(x)
     }
 
-    /// The same for numbers that only their owners have kept up to date, such as moments. `slice` is this rank's.
-    pub fn gather_slices(&mut self, x: &mut [f64], slice: Range<usize>) -> Result<()> {
-        if self.size() == 1 {
-            return Ok(());
-        }
-        let mut mine = (slice.start as u64).to_le_bytes().to_vec();
-        mine.extend(x[slice].iter().flat_map(|x| x.to_le_bytes()));
-        for theirs in self.comm.all_gather(&mine)? {
-            let (words, _) = theirs.as_chunks::<8>();
-            let Some((start, numbers)) = words.split_first() else { continue };
-            let out = x[u64::from_le_bytes(*start) as usize..].iter_mut();
-            out.zip(numbers).for_each(|(x, bytes)| *x = f64::from_le_bytes(*bytes));
-        }
-        Ok(())
+    /// For whoever works with all ranks and is not of the trainer: optimisers.
+    pub fn ranks(&mut self) -> &mut dyn Communicator {
+        &mut *self.comm
     }
 
     /// Waits for everyone.

@@ -1,17 +1,19 @@
 //! Errors on the validation set.
 
-use super::step::Stepper;
+use super::deep_potential::DeepPotential;
+use super::family::{Family, Now, Validation};
+use super::full_validation::{ErrorTable, Quantity};
 use super::team::Team;
 use crate::Result;
-use crate::data::Dataset;
-use crate::engine::Engine;
+use crate::data::{Dataset, Frame};
+use crate::engine::{Engine, Prediction};
 use crate::loss::LossValue;
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Loaded, Pool, Purpose, Sampler};
 use std::sync::Arc;
 
-/// The validation set; its batches are a function of the seed and the display step alone.
-pub struct Validation<E: Engine> {
+/// The validation set of a Deep Potential; its batches are a function of the seed and the display step alone.
+pub struct DrawnBatches<E: Engine> {
     data: Arc<Dataset>,
     pool: Arc<Pool>,
     seed: u64,
@@ -20,35 +22,62 @@ pub struct Validation<E: Engine> {
     cache: Lru<FrameId, Arc<Loaded<E::Prepared>>>,
 }
 
-impl<E: Engine> Validation<E> {
-    pub fn new(data: Arc<Dataset>, seed: u64, batches: usize, cache_bytes: usize) -> Self {
-        let pool = Arc::new(Pool::from_dataset(&data));
-        Validation { data, pool, seed, batches: batches as u64, cache: Lru::new(cache_bytes) }
-    }
-
-    /// Mean errors over the batches of the `display`-th display step, shared over ranks: `[rmse, terms...]`.
-    pub fn errors(
+impl<E: Engine> Validation<DeepPotential<E>> for DrawnBatches<E> {
+    /// `[rmse, terms...]`
+    fn errors(
         &mut self,
-        stepper: &mut Stepper<E>,
+        family: &mut DeepPotential<E>,
+        params: &[f64],
         team: &mut Team,
         display: u64,
-        lr: f64,
+        rate: f64,
     ) -> Result<Vec<f64>> {
-        let local = self.own_batches(stepper, team, display, lr);
+        let local = self.own_batches(family, params, team, display, rate);
         mean_over_ranks(team, local)
+    }
+
+    /// Added up in the order of the frames, whatever the number of ranks is.
+    fn all_errors(
+        &mut self,
+        family: &mut DeepPotential<E>,
+        params: &[f64],
+        team: &mut Team,
+    ) -> Result<ErrorTable> {
+        let local = self.own_frames(family, params, team);
+        let mine: Vec<(usize, Vec<u64>)> = team.agree(local)?;
+        let mut all: Vec<(usize, Vec<u64>)> = team.gather(&mine)?.into_iter().flatten().collect();
+        all.sort_by_key(|(frame, _)| *frame);
+        let mut table = ErrorTable::default();
+        for (_, bits) in all {
+            for (sums, bits) in table.iter_mut().zip(bits.chunks(3)) {
+                sums.absolute += f64::from_bits(bits[0]);
+                sums.square += f64::from_bits(bits[1]);
+                sums.count += f64::from_bits(bits[2]);
+            }
+        }
+        Ok(table)
+    }
+}
+
+impl<E: Engine> DrawnBatches<E> {
+    pub fn new(data: Arc<Dataset>, seed: u64, batches: usize, cache_bytes: usize) -> Self {
+        let pool = Arc::new(Pool::from_dataset(&data));
+        DrawnBatches { data, pool, seed, batches: batches as u64, cache: Lru::new(cache_bytes) }
     }
 
     /// The batches of this rank: number, atoms, errors.
     fn own_batches(
         &mut self,
-        stepper: &mut Stepper<E>,
+        family: &mut DeepPotential<E>,
+        params: &[f64],
         team: &Team,
         display: u64,
-        lr: f64,
+        rate: f64,
     ) -> Result<Vec<(u64, f64, Vec<f64>)>> {
         let mut sampler =
             Sampler::at(self.pool.clone(), self.seed, Purpose::Validation, display * self.batches);
-        let prepare = stepper.engine.preparer();
+        let prepare = family.engine.preparer();
+        let now = Now { step: 0, rank: team.rank(), rate };
         let mut out = Vec::new();
         for batch in 0..self.batches {
             let draw = sampler.draw();
@@ -59,13 +88,37 @@ impl<E: Engine> Validation<E> {
             for frame in draw.frames {
                 loaded.push(self.load(FrameId { system: draw.system, frame }, &*prepare)?);
             }
-            let prepared: Vec<_> = loaded.iter().map(|f| &f.prepared).collect();
-            let frames: Vec<_> = loaded.iter().map(|f| &f.frame).collect();
-            let value = stepper.evaluate(&prepared, &frames, lr);
-            let atoms = frames.iter().map(|f| f.n_atoms()).sum::<usize>() as f64;
+            let value = family.evaluate(params, &loaded, &now);
+            let atoms = loaded.iter().map(|f| f.frame.n_atoms()).sum::<usize>() as f64;
             out.push((batch, atoms, shown(&value)));
         }
         Ok(out)
+    }
+
+    /// The frames of this rank: number, and the bits of the errors' sums.
+    fn own_frames(
+        &mut self,
+        family: &mut DeepPotential<E>,
+        params: &[f64],
+        team: &Team,
+    ) -> Result<Vec<(usize, Vec<u64>)>> {
+        let systems = self.data.systems.iter().enumerate();
+        let frames: Vec<FrameId> = systems
+            .flat_map(|(system, s)| (0..s.n_frames).map(move |frame| FrameId { system, frame }))
+            .collect();
+        let prepare = family.engine.preparer();
+        let (mut found, mut out) = (Vec::new(), Prediction::default());
+        // Every rank looks at some frame: engines that adapt to the parameters must do so on all of them.
+        for k in (team.rank()..frames.len().max(team.rank() + 1)).step_by(team.size()) {
+            let loaded = self.load(frames[k % frames.len()], &*prepare)?;
+            family.engine.evaluate(&mut out, params, &[&loaded.prepared]);
+            let sums = errors_of(&loaded.frame, &out);
+            if k < frames.len() {
+                let numbers = sums.iter().flat_map(|s| [s.absolute, s.square, s.count]);
+                found.push((k, numbers.map(f64::to_bits).collect()));
+            }
+        }
+        Ok(found)
     }
 
     fn load(
@@ -83,6 +136,37 @@ impl<E: Engine> Validation<E> {
         self.cache.insert(id, loaded.clone(), bytes);
         Ok(loaded)
     }
+}
+
+/// The errors of one frame; nothing where it has no label. Stress and virial are those of periodic frames.
+fn errors_of(frame: &Frame, out: &Prediction) -> ErrorTable {
+    let n = frame.types.iter().filter(|&&t| t >= 0).count() as f64;
+    let mut table = ErrorTable::default();
+    let mut add = |quantity: Quantity, error: f64| {
+        let sums = &mut table[quantity as usize];
+        sums.absolute += error.abs();
+        sums.square += error * error;
+        sums.count += 1.0;
+    };
+    if let Some(label) = frame.labels.energy {
+        add(Quantity::Energy, (out.energy[0] - label) / n);
+    }
+    if let Some(label) = &frame.labels.force {
+        for (k, label) in label.iter().enumerate().filter(|(k, _)| frame.types[k / 3] >= 0) {
+            add(Quantity::Force, out.force[k] - label);
+        }
+    }
+    if let (Some(label), Some(cell)) = (&frame.labels.virial, &frame.cell) {
+        let cross = |a: &[f64], b: &[f64], k: usize| {
+            a[(k + 1) % 3] * b[(k + 2) % 3] - a[(k + 2) % 3] * b[(k + 1) % 3]
+        };
+        let volume = (0..3).map(|k| cell[k] * cross(&cell[3..6], &cell[6..], k)).sum::<f64>().abs();
+        for (virial, label) in out.virial[0].iter().zip(label) {
+            add(Quantity::Stress, (virial - label) / volume);
+            add(Quantity::Virial, (virial - label) / n);
+        }
+    }
+    table
 }
 
 /// Means over the batches of all ranks, weighted by atoms, always in the order of the batches.

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Lets Open MPI 4 and 5 start as root, with more ranks than cores, which then yield to each other.
-pub const OPEN_MPI: &[(&str, &str)] = &[
+const OPEN_MPI: &[(&str, &str)] = &[
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
     ("PRTE_ALLOW_RUN_AS_ROOT", "1"),
@@ -20,6 +20,22 @@ pub const OPEN_MPI: &[(&str, &str)] = &[
     ("OMPI_MCA_mpi_yield_when_idle", "1"),
     ("OMPI_MCA_plm_rsh_agent", "false"),
 ];
+
+/// Prepares a command for Open MPI's launcher, should it be one. Jobs that start or end at the same time disturb each
+/// other in the one session folder that they share by default ("mkdir: File exists"): each job gets its own, deleted
+/// with the thread of its test.
+pub fn for_open_mpi(command: &mut Command) {
+    thread_local! {
+        static SESSIONS: (tempfile::TempDir, std::cell::Cell<u32>) =
+            (tempfile::Builder::new().prefix("mpi").tempdir_in("/tmp").unwrap(), Default::default());
+    }
+    let session = SESSIONS.with(|(folder, jobs)| {
+        jobs.set(jobs.get() + 1);
+        folder.path().join(jobs.get().to_string())
+    });
+    command.envs(OPEN_MPI.iter().copied());
+    command.env("OMPI_MCA_orte_tmpdir_base", &session).env("PRTE_MCA_prte_tmpdir_base", session);
+}
 
 /// The path of a launcher, where it is installed.
 pub fn find(name: &str) -> Option<PathBuf> {

@@ -1,6 +1,6 @@
 //! A fresh folder with a small data set, and runs of the real `dp` in it.
 
-use super::{Job, OPEN_MPI, answers, find, free_port};
+use super::{Job, answers, find, for_open_mpi, free_port, skip};
 use phalanx::checkpoint::Checkpoint;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -100,8 +100,11 @@ impl Place {
     }
 
     fn prepare(&self, command: &mut Command) {
-        command.current_dir(self.folder.path()).envs(OPEN_MPI.iter().copied());
+        for_open_mpi(command);
+        command.current_dir(self.folder.path());
         command.env("OMP_NUM_THREADS", "1").env_remove("DP_BACKEND");
+        // The ranks' secret, where they need one: not in the home folder of whoever runs the tests.
+        command.env("XDG_CONFIG_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/settings"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     }
 
@@ -130,15 +133,16 @@ impl Place {
         (0..n).map(rank).collect()
     }
 
-    /// `dp` under a launcher, or None with a printed line where that is not installed. `{port}` is a free one.
+    /// `dp` under a launcher, or None, skipped by name, where that is not installed. `{port}` is a free one.
+    #[track_caller]
     pub fn launched(&self, line: &str, args: &str, env: &[(&str, &str)]) -> Option<Job> {
         let (launcher, options) = line.split_once(' ').unwrap_or((line, ""));
         let Some(program) = find(launcher) else {
-            println!("skipped: {launcher} is not installed: {line} dp {args}");
+            skip(format!("{launcher} is not installed"));
             return None;
         };
         if launcher == "srun" && !answers(&program) {
-            println!("skipped: no Slurm controller answers: {line} dp {args}");
+            skip("no Slurm controller answers");
             return None;
         }
         let mut command = Command::new(program);

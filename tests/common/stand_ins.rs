@@ -1,14 +1,12 @@
 //! Libraries that stand in for those of a GPU: `fake/cuda.c`.
 
+use super::{Ended, Place, skip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-fn skipped(why: &str) {
-    println!("{}: skipped, {why}", std::thread::current().name().unwrap_or("a test"));
-}
-
 /// Makes a folder with stand-ins of these names, or says why there is none.
+#[track_caller]
 pub fn stand_ins(folder: PathBuf, names: &[&str]) -> Option<PathBuf> {
     std::fs::create_dir_all(&folder).unwrap();
     let fake = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake");
@@ -22,7 +20,7 @@ pub fn stand_ins(folder: PathBuf, names: &[&str]) -> Option<PathBuf> {
         .status()
         .is_ok_and(|status| status.success());
     if !built {
-        skipped("no C compiler");
+        skip("no C compiler");
         return None;
     }
     for name in &names[1..] {
@@ -31,11 +29,32 @@ pub fn stand_ins(folder: PathBuf, names: &[&str]) -> Option<PathBuf> {
     Some(folder)
 }
 
+/// Runs a command with these libraries before all others, an empty cache of kernels, and nothing that leads to another CUDA.
+pub fn run_with(
+    mut command: Command,
+    place: &Place,
+    libraries: &Path,
+    environment: &[(&str, &str)],
+) -> Ended {
+    ["VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH"].iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    command
+        .env("LD_LIBRARY_PATH", libraries)
+        .env("XDG_CACHE_HOME", place.path("cache"))
+        .env("PATH", "")
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap()
+        .into()
+}
+
 /// Whether kernels can be compiled for the CPU here.
+#[track_caller]
 pub fn can_run_kernels() -> bool {
     let can = Command::new("c++").arg("--version").output().is_ok_and(|out| out.status.success());
     if !can {
-        skipped("no C++ compiler");
+        skip("no C++ compiler");
     }
     can
 }

@@ -142,8 +142,25 @@ template <typename F> static F __shfl_xor_sync(unsigned, F x, int mask) {
     __syncwarp();
     return other;
 }
+template <typename F> static unsigned __match_any_sync(unsigned, F x) {
+    static thread_local F kept[emulated::MOST];
+    int me = emulated::current, warp = me / 32 * 32;
+    kept[me] = x;
+    __syncwarp();
+    unsigned like = 0;
+    for (int lane = 0; lane < 32; lane++) like |= (unsigned)(kept[warp + lane] == x) << lane;
+    __syncwarp();
+    return like;
+}
+static unsigned __ballot_sync(unsigned, bool x) {
+    unsigned like = __match_any_sync(0, x);
+    return x ? like : ~like;
+}
+static int __popc(unsigned x) { return __builtin_popcount(x); }
 template <typename F> static F __ldcg(const F* from) { return *from; }
 static unsigned atomicAdd(unsigned* at, int x) { unsigned old = *at; *at += x; return old; }
+static unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) { unsigned long long old = *at; *at += x; return old; }
+static unsigned long long atomicMin(unsigned long long* at, unsigned long long x) { unsigned long long old = *at; *at = min(old, x); return old; }
 static unsigned atomicCAS(unsigned* at, unsigned old, unsigned x) { unsigned was = *at; if (was == old) *at = x; return was; }
 template <typename To, typename From> static To bits_of(From x) {
     static_assert(sizeof(From) == sizeof(To), "bits of the same size");
@@ -152,6 +169,8 @@ template <typename To, typename From> static To bits_of(From x) {
     return y;
 }
 static double __longlong_as_double(long long x) { return bits_of<double>(x); }
+static long long __double_as_longlong(double x) { return bits_of<long long>(x); }
+static long long __double2ll_rn(double x) { return llrint(x); }
 static unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
 static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
 

@@ -1,20 +1,24 @@
 //! One case: everything that can be compared.
 
+use phalanx::comm::local_group;
 use phalanx::data::field::Wants;
 use phalanx::data::options::DataOptions;
 use phalanx::data::{Dataset, Frame, System};
+use phalanx::engine::cpu::pool::Pool;
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
-use phalanx::engine::cuda::{Cuda, CudaEngine, Device, Numbers};
+use phalanx::engine::cuda::{CudaEngine, program};
 use phalanx::engine::reference::ReferenceEngine;
 use phalanx::engine::{Engine, Prediction, Seeds};
 use phalanx::export::read_model;
+use phalanx::gpu::{Cuda, Numbers};
 use phalanx::loss::EnerLoss;
+use phalanx::loss::observation::{self, Observation};
 use phalanx::model::dp::Dp;
-use phalanx::model::dp::options::{DescriptorOptions, ModelOptions, Precision, Sel};
+use phalanx::model::dp::options::{ModelOptions, Precision, Sel};
 use phalanx::model::dp::statistics::Sums;
-use phalanx::optim::Adam;
 use phalanx::optim::options::LearningRateOptions;
+use phalanx::optim::{Gradient, Optimizer, Target, Update};
 use phalanx::sample::{frames_for_statistics, global_generator};
 use phalanx::train::input::{Input, Length};
 use phalanx::{Result, bail, err};
@@ -283,7 +287,8 @@ impl Case {
     fn compare_cuda(&self, worst: &mut Worst) -> Result<()> {
         let env = |name: &str| std::env::var(name).ok();
         let numbers = if self.is_float32() { Numbers::F32 } else { Numbers::F64 };
-        let device = Device::open(&Cuda::find(&env)?, 0, numbers, &env)?;
+        let form = self.model.descriptor().form();
+        let device = program::open(&Cuda::find(&env)?, 0, numbers, form, &env)?;
         let series = || CudaEngine::new(&device, &self.model, self.min_distance);
         let direct = || CudaEngine::direct(&device, &self.model);
         for engine in [&series as &dyn Fn() -> Result<CudaEngine>, &direct] {
@@ -305,7 +310,7 @@ impl Case {
     /// The options of the input with the number of neighbours that the model file has.
     fn options(&self) -> ModelOptions {
         let mut options = self.input.model.clone();
-        let DescriptorOptions::SeE2A(se) = &mut options.descriptor;
+        let se = &mut options.descriptor;
         se.sel = Sel::Fixed(self.model.sel().to_vec());
         options
     }
@@ -434,6 +439,47 @@ impl Case {
         step: &Value,
         lr: f64,
     ) -> Result<(phalanx::loss::LossValue, Vec<f64>)> {
+        self.differentiate(engine, params, step, |seeds, out, frames| {
+            self.loss().differentiate(seeds, out, frames, lr)
+        })
+    }
+
+    /// The five updates of a step of LKF.
+    fn filter<E: Engine>(
+        &self,
+        engine: &mut E,
+        optimizer: &mut dyn Optimizer,
+        params: &mut [f64],
+        number: u64,
+        step: &Value,
+    ) -> Result<()> {
+        let filter = optimizer.by_observations().ok_or_else(|| err!("trace.json has atoms"))?;
+        let mut alone = local_group(1).remove(0);
+        let atoms: Vec<Vec<f64>> = serde_json::from_value(step["atoms"].clone()).unwrap_or_default();
+        let mut groups = atoms.iter();
+        for mut observation in filter.observations(number, self.rates()?.1) {
+            if let Observation::Force { atoms, .. } = &mut observation {
+                // The atoms that DeePMD-kit chose, of systems of eight.
+                *atoms = groups.next().into_iter().flatten().map(|i| (i + 0.5) / 8.0).collect();
+            }
+            let observe = |seeds: &mut Seeds, out: &Prediction, frames: &[&Frame]| {
+                observation::observe(seeds, out, frames, &observation)
+            };
+            let (seen, grad) = self.differentiate(engine, params, step, observe)?;
+            let error = seen.error / seen.frames.sqrt();
+            filter.assimilate(params, (&grad, 1.0), error, &mut *alone)?;
+        }
+        Ok(())
+    }
+
+    /// What `look` says of the batch of a step, and the gradient of that.
+    fn differentiate<E: Engine, T>(
+        &self,
+        engine: &mut E,
+        params: &[f64],
+        step: &Value,
+        look: impl Fn(&mut Seeds, &Prediction, &[&Frame]) -> T,
+    ) -> Result<(T, Vec<f64>)> {
         let system = &self.systems[step["system"].as_str().unwrap_or_default()];
         let indices = step["frames"].as_array().cloned().unwrap_or_default();
         let read = |k: &Value| system.read(k.as_u64().unwrap_or_default() as usize);
@@ -443,7 +489,7 @@ impl Case {
         let batch: Vec<_> = prepared.iter().collect();
         let (mut out, mut seeds) = (Prediction::default(), Seeds::default());
         engine.evaluate(&mut out, params, &batch);
-        let value = self.loss().differentiate(&mut seeds, &out, &frames.iter().collect::<Vec<_>>(), lr);
+        let value = look(&mut seeds, &out, &frames.iter().collect::<Vec<_>>());
         let mut grad = vec![0.0; params.len()];
         engine.backward(&mut grad, params, &batch, &seeds);
         Ok((value, grad))
@@ -453,7 +499,10 @@ impl Case {
     fn replay<E: Engine>(&self, engine: &mut E, worst: &mut Worst) -> Result<()> {
         let (lr_of, num_steps) = self.rates()?;
         let mut params = self.params.clone();
-        let mut adam = Adam::new(self.input.optimizer.clone(), self.model.trainable(), params.len());
+        let (table, pool) = (&self.model.table, Pool::serial());
+        let target = Target { table, pool, single: false, rank: 0, size: 1, seed: 0 };
+        let mut optimizer = self.input.optimizer.build(&target)?;
+        let mut alone = local_group(1).remove(0);
         for (k, step) in self.trace()?.iter().enumerate() {
             let lr = lr_of.at(k as u64, num_steps);
             let (value, grad) = self.gradient(engine, &params, step, lr)?;
@@ -467,8 +516,13 @@ impl Case {
             for term in &value.terms {
                 check(term.value, &term.name);
             }
+            if step["atoms"].is_array() {
+                self.filter(engine, &mut *optimizer, &mut params, k as u64, step)?;
+                continue;
+            }
             let max_norm = self.input.training.gradient_max_norm;
-            adam.clipped_step(&mut params, &grad, lr, k as u64, max_norm);
+            let update = Update { step: k as u64, rate: lr, max_norm, wants_norm: false };
+            optimizer.update(&mut params, Gradient::of(&grad), &update, &mut *alone)?;
         }
         worst.add(
             "after",

@@ -2,11 +2,11 @@
 
 use crate::case::{Outcome, Worst};
 use crate::pinn_options::Options;
-use phalanx::engine::cuda::{Cuda, Device, Numbers};
 use phalanx::engine::pinet::cpu::PinetCpu;
 use phalanx::engine::pinet::cuda::{PinetCuda, program};
 use phalanx::engine::pinet::reference::PinetReference;
 use phalanx::engine::pinet::{PinetEngine, PinetFrame, PinetPrediction, PinetSeeds};
+use phalanx::gpu::{Cuda, Device, Numbers};
 use phalanx::infer::pinn::{predict_dipole, predict_potential};
 use phalanx::loss::pinn::{PinnLabels, PinnLoss, PinnLossValue, PinnMetrics};
 use phalanx::model::pinet::PinetModel;
@@ -297,7 +297,7 @@ impl Case {
         for step in 0..4u64 {
             let folder =
                 |what: &str| if step == 0 { what.to_string() } else { format!("{what}_after_{step}") };
-            let (value, mut grad) = self.gradient(engine, loss, &params, step)?;
+            let (value, grad) = self.gradient(engine, loss, &params, step)?;
             if step == 0 {
                 self.metrics(worst, &value);
             }
@@ -308,7 +308,7 @@ impl Case {
             if step > 0 {
                 self.compare_views(worst, "weights", &params, &self.params(&folder("weights"))?, 1e-3);
             }
-            adam.step(&mut params, &mut grad, step);
+            adam.step(&mut params, &grad, self.options.rate.at(step), step);
         }
         Ok(())
     }

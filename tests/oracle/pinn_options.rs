@@ -1,7 +1,8 @@
 //! The options of a PiNN case from its oracle.json.
 
 use phalanx::model::pinet::options::*;
-use phalanx::optim::keras_adam::{Clip, KerasAdamOptions, Rate};
+use phalanx::optim::keras_adam::{Clip, KerasAdamOptions};
+use phalanx::optim::keras_rate::Rate;
 use phalanx::{Result, bail, err};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ pub struct Options {
     pub network: PinetOptions,
     pub model: ModelOptions,
     pub adam: KerasAdamOptions,
+    pub rate: Rate,
     pub float32: bool,
 }
 
@@ -143,10 +145,10 @@ fn dipole(version: Wiring, params: &Value) -> Result<DipoleOptions> {
 }
 
 /// A Keras optimizer as {class_name, config}, or "default".
-fn keras(value: &Value) -> Result<KerasAdamOptions> {
+fn keras(value: &Value) -> Result<(KerasAdamOptions, Rate)> {
     let mut o = KerasAdamOptions::master();
     if value.is_null() || value.as_str() == Some("default") {
-        return Ok(o);
+        return Ok((o, Rate::master()));
     }
     if value["class_name"] != "Adam" {
         bail!("optimizer {} is unsupported", value["class_name"]);
@@ -163,7 +165,7 @@ fn keras(value: &Value) -> Result<KerasAdamOptions> {
             o.clip = clip(most);
         }
     }
-    o.rate = match &config["learning_rate"] {
+    let rate = match &config["learning_rate"] {
         Value::Null => Rate::Constant(1e-3),
         Value::Object(schedule) if schedule["class_name"] == "ExponentialDecay" => {
             let c = &schedule["config"];
@@ -177,15 +179,15 @@ fn keras(value: &Value) -> Result<KerasAdamOptions> {
         Value::Object(schedule) => bail!("schedule {} is unsupported", schedule["class_name"]),
         rate => Rate::Constant(number(rate)?),
     };
-    Ok(o)
+    Ok((o, rate))
 }
 
 /// The optimizer keys of the fork's model_params.
-fn tensorflow1(params: &Value) -> Result<KerasAdamOptions> {
+fn tensorflow1(params: &Value) -> (KerasAdamOptions, Rate) {
     let mut o = KerasAdamOptions::fork();
     let get = |key: &str, default: f64| params[key].as_f64().unwrap_or(default);
     let initial = get("learning_rate", 3e-4);
-    o.rate = match params["use_decay"].as_bool() {
+    let rate = match params["use_decay"].as_bool() {
         Some(false) => Rate::Constant(initial),
         _ => {
             let (steps, rate) = (get("decay_step", 1e4), get("decay_rate", 0.999));
@@ -196,7 +198,7 @@ fn tensorflow1(params: &Value) -> Result<KerasAdamOptions> {
         Some(false) => Clip::None,
         _ => Clip::Global(get("norm_clip", 0.01)),
     };
-    Ok(o)
+    (o, rate)
 }
 
 impl Options {
@@ -216,7 +218,8 @@ impl Options {
                 false => ModelOptions::Potential(potential(Wiring::Fork, model_params)?),
             };
             let network = network(Wiring::Fork, NetworkKind::PiNet, params)?;
-            return Ok(Options { network, model, adam: tensorflow1(model_params)?, float32 });
+            let (adam, rate) = tensorflow1(model_params);
+            return Ok(Options { network, model, adam, rate, float32 });
         }
         let kind = match oracle["network"]["name"].as_str() {
             Some("PiNet") => NetworkKind::PiNet,
@@ -230,6 +233,7 @@ impl Options {
             other => bail!("model {other:?} is unsupported"),
         };
         let network = network(Wiring::Master, kind, &oracle["network"]["params"])?;
-        Ok(Options { network, model, adam: keras(&oracle["optimizer"])?, float32 })
+        let (adam, rate) = keras(&oracle["optimizer"])?;
+        Ok(Options { network, model, adam, rate, float32 })
     }
 }

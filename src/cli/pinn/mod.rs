@@ -2,11 +2,12 @@
 
 pub mod convert;
 pub mod log;
+pub mod predict;
 pub mod report;
 pub mod train;
 pub mod version;
 
-use super::{Command, Global, complain, misunderstood, print};
+use super::{Command, Global, complain, misunderstood, plot, print};
 use crate::error::Result;
 use clap::ArgMatches;
 use std::ffi::OsString;
@@ -14,21 +15,34 @@ use std::io::Write;
 use std::process::ExitCode;
 
 /// Every subcommand, in the order of the help.
-pub const COMMANDS: &[Command] =
-    &[train::COMMAND, convert::COMMAND, log::COMMAND, report::COMMAND, version::COMMAND];
+pub const COMMANDS: &[Command] = &[
+    train::COMMAND,
+    predict::COMMAND,
+    convert::COMMAND,
+    log::COMMAND,
+    report::COMMAND,
+    plot::COMMAND,
+    version::COMMAND,
+];
 
-/// Runs the program: the exit code is 0, 1 for an error, 2 for a line that cannot be understood.
+/// Runs the program.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    run(args).into()
+}
+
+/// What the program does: the exit code is 0, 1 for an error, 2 for a line that cannot be understood, 128 + n after signal n.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     crate::report::log::set_program("PINN");
+    super::survive_file_size_limits();
     let matches = match definition().try_get_matches_from(args) {
         Ok(matches) => matches,
         Err(error) => return misunderstood(&error, "pinn", COMMANDS),
     };
     match dispatch(&matches) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
             complain(&error);
-            ExitCode::FAILURE
+            error.status()
         }
     }
 }
@@ -37,7 +51,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 pub fn definition() -> clap::Command {
     let program = clap::Command::new("pinn")
         .about("Phalanx: trains PiNet models, with the commands, inputs and files of PiNN")
-        .disable_help_subcommand(true)
+        .disable_version_flag(true)
+        .arg(super::version_flag())
         .max_term_width(110)
         .after_help(
             "`pinn train params.yml` starts a training run; `pinn COMMAND -h` tells more about a command.",
@@ -46,6 +61,9 @@ pub fn definition() -> clap::Command {
 }
 
 fn dispatch(matches: &ArgMatches) -> Result<()> {
+    if matches.get_flag("version") {
+        return print(&version::line());
+    }
     let Some((name, matches)) = matches.subcommand() else {
         return print(&definition().render_help().to_string());
     };

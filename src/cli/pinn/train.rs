@@ -94,6 +94,9 @@ struct TrainFlags {
     /// At the end, tell where the time went (Phalanx only)
     #[arg(long)]
     profile: bool,
+    /// Exit with 0 also after SIGTERM, SIGINT or SIGHUP, instead of 143, 130 or 129 (Phalanx only)
+    #[arg(long)]
+    zero_on_stop: bool,
     /// With several processes: only rank 0 logs, all log to one place, or each to its own file (Phalanx only)
     #[arg(short = 'm', long, value_name = "MODE", default_value = "master", value_parser = ["master", "collect", "workers"])]
     mpi_log: String,
@@ -143,6 +146,7 @@ impl TrainFlags {
             log_level: parse_level(&self.log.log_level)?,
             log_path: self.log.log_path,
             mpi_log: self.mpi_log.parse()?,
+            zero_on_stop: self.zero_on_stop,
         })
     }
 }

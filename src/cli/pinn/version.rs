@@ -7,5 +7,10 @@ pub(super) const COMMAND: Command = Command {
     about: "Print the version",
     examples: "",
     define: |command| command,
-    run: |_, _| print(&format!("Phalanx version: {}\n", env!("CARGO_PKG_VERSION"))),
+    run: |_, _| print(&line()),
 };
+
+/// What it prints.
+pub(super) fn line() -> String {
+    format!("Phalanx version: {}\n", env!("CARGO_PKG_VERSION"))
+}

@@ -11,17 +11,17 @@ use crate::engine::choice::DeviceChoice;
 use crate::err;
 use crate::error::Result;
 use crate::infer::Predictor;
+use crate::infer::load::load_model;
 use crate::launch::threads::{Threads, available_cores};
 use crate::report::progress::Progress;
 use crate::sample::permute::Permutation;
-use crate::train::load::load_model;
 use clap::Args;
 use detail::Details;
 use errors::Errors;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::hash::{BuildHasher, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 pub(super) const COMMAND: Command = Command {
@@ -87,7 +87,7 @@ fn run(args: &TestArgs) -> Result<()> {
         return Err(err!("--head {head}: models here have one task").help("leave the flag away"));
     }
     let paths = find_systems(args)?;
-    let mut predictor = predictor(args)?;
+    let mut predictor = predictor(&args.model, args.device)?;
     let mut details = args.detail_file.as_deref().map(Details::new).transpose()?;
     let mut total = Errors::default();
     for (number, path) in paths.iter().enumerate() {
@@ -118,14 +118,14 @@ fn find_systems(args: &TestArgs) -> Result<Vec<String>> {
     }
 }
 
-fn predictor(args: &TestArgs) -> Result<Predictor> {
+/// What the commands evaluate a model with.
+pub(super) fn predictor(path: &Path, device: DeviceChoice) -> Result<Predictor> {
     let environment = |name: &str| std::env::var(name).ok();
-    let model = load_model(&args.model)?;
+    let model = load_model(path)?;
     let threads = Threads::new(&environment, available_cores(), 1)?.compute;
-    let mut predictor = Predictor::new(model, threads).map_err(|e| e.at(args.model.display()))?;
-    if let Some(gpu) = args.device.find(0, &environment)? {
-        log::info!("computing on {}", gpu.name);
-        predictor = predictor.on_gpu(gpu);
+    let mut predictor = Predictor::new(model, threads).map_err(|e| e.at(path.display()))?;
+    if let Some(gpu) = device.find(0, &environment)? {
+        predictor = predictor.on_gpu(gpu, device);
     }
     match environment("DP_INFER_BATCH_SIZE") {
         None => Ok(predictor),

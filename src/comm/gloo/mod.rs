@@ -37,9 +37,9 @@ pub fn connect(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
 
 fn start(meeting: &mut Meeting, options: &CommOptions) -> Result<Pairwise<Gloo>> {
     let (rank, size) = (meeting.rank(), meeting.size());
-    let local = meeting.local_address()?;
+    let place = meeting.place()?;
     let mut exchange = |mine: &[u8]| meeting.exchange("listeners", mine);
-    let lanes = net::connect(rank, size, false, local, options, &mut exchange);
+    let lanes = net::connect(&place, false, options, &mut exchange);
     // Each round goes on only where the one before succeeded on every rank.
     let lanes = everyone(meeting, "reached", lanes)?;
     let address = address_on(&lanes.health)?;

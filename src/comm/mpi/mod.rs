@@ -12,12 +12,14 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::pairwise::{Into, Link, Out, Pairwise, Watch};
+use super::pulse::name_ranks;
+use super::secret::Key;
 use super::star::Star;
 use super::store::Meeting;
-use super::{Attempt, CommOptions, Communicator, hosts, net, shm};
+use super::{Attempt, CommOptions, Communicator, hosts, net, process, shm};
 use crate::err;
-use crate::error::Result;
-use crate::launch::Launch;
+use crate::error::{Error, Result};
+use crate::launch::{Launch, MpiFamily};
 use api::Api;
 
 /// Messages are cut to this many bytes, below what a C int can count.
@@ -25,6 +27,8 @@ const PIECE: usize = 1 << 30;
 /// Open MPI's mpirun answers SIGTERM with SIGKILL after 0.25 s (version 5) or 1 s (version 4), and in between MPI_Finalize
 /// waits for it in vain. A rank that was asked to stop waits no longer than this.
 const FINALIZE: Duration = Duration::from_millis(120);
+/// How long ranks stay that give up a start of MPI, so that all see the same processes and one of them tells.
+const TIME_TO_TELL: Duration = Duration::from_millis(500);
 /// How often a long wait looks at the signs of life.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -37,7 +41,7 @@ pub fn connect(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
     let (api, path) = match find::load(family, options) {
         Ok(found) => found,
         Err(why) if options.mpi_library.is_some() => {
-            return Attempt::Failed(err!("PHALANX_MPI_LIBRARY: {why}"));
+            return Attempt::Failed(launch.one_of_host_tells(err!("PHALANX_MPI_LIBRARY: {why}")));
         }
         Err(why) => return Attempt::NotForUs(why),
     };
@@ -49,17 +53,17 @@ pub fn connect(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
 
 fn start(api: Api, path: &str, launch: &Launch, options: &CommOptions) -> Result<Box<dyn Communicator>> {
     let version = api.version();
-    let may_move = initialise(&api, options)?;
+    let may_move = initialise(&api, launch, options)?;
     let (rank, size) = api.place()?;
     if (rank, size) != (launch.rank, launch.size) {
-        return Err(err!(
+        return Err(launch.one_of_host_tells(err!(
             "{path} ({version}) sees rank {rank} of {size}, where {} started rank {} of {}",
             launch.launcher,
             launch.rank,
             launch.size
         )
         .help("this MPI library does not belong to this launcher: use the mpirun that came with it, or name the \
-               launcher's own library in PHALANX_MPI_LIBRARY (with srun, `--mpi` may have to be pmi2 or pmix)"));
+               launcher's own library in PHALANX_MPI_LIBRARY (with srun, `--mpi` may have to be pmi2 or pmix)")));
     }
     let thread = (!may_move).then(|| std::thread::current().id());
     let link = Mpi { api, name: format!("mpi ({})", short(&version)), thread, hurry: false };
@@ -70,12 +74,21 @@ fn start(api: Api, path: &str, launch: &Launch, options: &CommOptions) -> Result
     if options.engine.is_none() {
         let joined = shm::join(rank, size, options, &mut |_, mine| comm.all_gather(mine))?;
         match joined {
-            Ok(shm) => return Ok(Box::new(shm.introduced_by(comm.into_link()))),
+            Ok(shm) => {
+                // Hydra kills all ranks when one has died, and names that one by its process alone.
+                if launch.mpi == Some(MpiFamily::Mpich) {
+                    let pids: Vec<String> = shm.pids().iter().map(u32::to_string).collect();
+                    log::info!("processes of ranks 0 to {}: {}", size - 1, pids.join(", "));
+                }
+                return Ok(Box::new(shm.introduced_by(comm.into_link())));
+            }
             Err(why) => log::debug!("no shared memory beside MPI: {why}"),
         }
     }
+    let key = Key::of(launch, &options.secret, false)?;
+    let place = net::Place { rank, size, one_host: launch.is_one_host(), local: None, key };
     let mut exchange = |mine: &[u8]| comm.all_gather(mine);
-    let lanes = net::connect(rank, size, false, None, options, &mut exchange);
+    let lanes = net::connect(&place, false, options, &mut exchange);
     let verdict = lanes.as_ref().err().map_or(String::new(), |e| e.message().to_string());
     let verdicts = comm.all_gather(verdict.as_bytes())?;
     let comm = comm.with_options(options);
@@ -98,18 +111,47 @@ fn start(api: Api, path: &str, launch: &Launch, options: &CommOptions) -> Result
 }
 
 /// Starts MPI, which returns only when every rank has come. There is no way to give up that wait but to end.
-fn initialise(api: &Api, options: &CommOptions) -> Result<bool> {
+fn initialise(api: &Api, launch: &Launch, options: &CommOptions) -> Result<bool> {
     let (done, waiting) = mpsc::channel::<()>();
-    let limit = options.limit;
+    let (launch, limit, last_words) = (launch.clone(), options.limit, options.last_words);
     std::thread::spawn(move || {
         if waiting.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-            log::error!("MPI did not start within {:.0} s: a rank has not come", limit.as_secs_f64());
+            let ranks = process::ranks_of_this_host();
+            // One of this host tells, before the launcher ends it because another has ended.
+            if ranks.iter().find(|one| !one.stopped).is_none_or(|one| one.rank == launch.rank) {
+                last_words(&not_started(&ranks, &launch, limit));
+            }
+            std::thread::sleep(TIME_TO_TELL);
             std::process::exit(1);
         }
     });
     let may_move = api.init();
     drop(done);
     may_move
+}
+
+/// Why MPI has not started, as far as the processes of this host show it.
+fn not_started(ranks: &[process::RankProcess], launch: &Launch, limit: Duration) -> Error {
+    let seconds = limit.as_secs_f64();
+    let stopped: Vec<&process::RankProcess> = ranks.iter().filter(|one| one.stopped).collect();
+    let gone: Vec<usize> =
+        (0..launch.size).filter(|rank| ranks.iter().all(|one| one.rank != *rank)).collect();
+    let why = if let Some(first) = stopped.first() {
+        let numbers: Vec<usize> = stopped.iter().map(|one| one.rank).collect();
+        format!("{} stopped (process {} of {})", is_or_are(&numbers), first.pid, launch.host)
+    } else if launch.is_one_host() && !gone.is_empty() && !ranks.is_empty() {
+        format!("{} not there any more", is_or_are(&gone))
+    } else if launch.is_one_host() {
+        "a rank has not come".to_string()
+    } else {
+        format!("all ranks of {} are there and run, so that it is a rank of another host", launch.host)
+    };
+    err!("MPI did not start within {seconds:.0} s: {why}")
+        .help("PHALANX_COMM_LIMIT (seconds) waits longer for ranks that start late")
+}
+
+fn is_or_are(ranks: &[usize]) -> String {
+    format!("{} {}", name_ranks(ranks), if ranks.len() == 1 { "is" } else { "are" })
 }
 
 /// "Open MPI v4.1.4", "MPICH 4.0.2" out of what the library says of itself.
@@ -242,7 +284,23 @@ impl Pause {
 
 #[cfg(test)]
 mod tests {
-    use super::short;
+    use super::*;
+
+    #[test]
+    fn a_rank_that_keeps_mpi_from_starting_is_named() {
+        let launch = Launch { size: 3, local_size: 3, ..Launch::detect(&|_| None, "node7").unwrap() };
+        let rank = |rank, stopped| process::RankProcess { rank, pid: 40 + rank as u32, stopped };
+        let why = |ranks: &[process::RankProcess], launch: &Launch| {
+            let error = not_started(ranks, launch, Duration::from_secs(3));
+            error.message().strip_prefix("MPI did not start within 3 s: ").unwrap().to_string()
+        };
+        let all = [rank(0, false), rank(1, true), rank(2, false)];
+        assert_eq!(why(&all, &launch), "rank 1 is stopped (process 41 of node7)");
+        assert_eq!(why(&all[..1], &launch), "ranks 1, 2 are not there any more");
+        assert_eq!(why(&[], &launch), "a rank has not come");
+        let far = Launch { local_size: 1, ..launch };
+        assert!(why(&all[..1], &far).ends_with("a rank of another host"));
+    }
 
     #[test]
     fn versions_are_shortened_for_the_log() {

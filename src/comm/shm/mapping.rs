@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
 
 use crate::err;
 use crate::error::Result;
@@ -44,7 +45,12 @@ impl Mapping {
     pub fn open(path: &str, bytes: usize) -> Result<Mapping> {
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|e| err!("cannot open the shared memory {path}: {e}"))?;
-        let found = file.metadata().map_err(|e| err!("{path}: {e}"))?.len();
+        let about = file.metadata().map_err(|e| err!("{path}: {e}"))?;
+        // SAFETY: a plain question to the system.
+        if about.uid() != unsafe { libc::geteuid() } {
+            return Err(err!("{path} belongs to another user: it is not the shared memory of this job"));
+        }
+        let found = about.len();
         if found != bytes as u64 {
             return Err(err!(
                 "{path} has {found} bytes, not {bytes}: it is not the shared memory of this job"

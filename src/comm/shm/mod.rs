@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use super::element::{Element, all_reduce_methods, share};
 use super::pairwise::Link;
 use super::process::Watched;
-use super::pulse::{End, Patience, Vital};
+use super::pulse::{End, Patience, Vital, name_ranks};
 use super::store::texts;
 use super::vectors::{CommonVector, RankVector, slice_of};
 use super::{CommOptions, Communicator, net, process};
@@ -63,6 +63,10 @@ pub struct Shm {
     failed: Option<Error>,
     /// What the ranks have met through, where it must be told the end of the job too.
     introducer: Option<Box<dyn Link>>,
+    /// The processes of all ranks.
+    pids: Vec<u32>,
+    /// Set when this rank is about to leave.
+    over: Arc<AtomicBool>,
     /// The numbers of these ranks in the whole job, and how many there are in it.
     world: (Vec<usize>, usize),
     name: String,
@@ -98,16 +102,33 @@ impl Shm {
             heart,
             failed: None,
             introducer: None,
+            pids: pids.to_vec(),
+            over: Arc::new(AtomicBool::new(false)),
             world: ((0..pids.len()).collect(), pids.len()),
             name: "shared memory".to_string(),
         }
     }
 
-    /// Ends together with what the ranks have met through.
+    /// Ends together with what the ranks have met through. Its launcher ends all ranks as soon as one has died, often before they
+    /// come to ask how the others are: a thread tells at once.
     pub fn introduced_by(mut self, link: impl Link + 'static) -> Shm {
         self.name = format!("{}, shared memory", link.name());
+        let witness = Witness {
+            region: self.region.clone(),
+            rank: self.rank,
+            others: self.pids.iter().map(|&pid| Watched::new(pid)).collect(),
+            tell: self.options.last_words,
+            over: self.over.clone(),
+        };
+        // Where there is no thread for it the ranks learn of a death a little later.
+        let _ = std::thread::Builder::new().name("ranks-witness".into()).spawn(move || witness.watch());
         self.introducer = Some(Box::new(link));
         self
+    }
+
+    /// The processes of all ranks.
+    pub fn pids(&self) -> &[u32] {
+        &self.pids
     }
 
     /// These are some of `size` ranks: they are known to the user by these numbers.
@@ -496,10 +517,43 @@ fn look_at(memory: &Mapping, start: usize, bytes: usize) {
 
 impl Drop for Shm {
     fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
         self.heart.stop();
         self.end(3, "");
     }
 }
+
+/// The thread that says who died, where nobody may live to say it later.
+struct Witness {
+    region: Arc<Region>,
+    rank: usize,
+    others: Vec<Watched>,
+    tell: fn(&Error),
+    over: Arc<AtomicBool>,
+}
+
+impl Witness {
+    fn watch(&self) {
+        while !self.over.load(Ordering::Relaxed) {
+            process::await_an_end(&self.others, Duration::from_millis(200));
+            let ended: Vec<usize> = (0..self.others.len()).filter(|&r| self.others[r].has_ended()).collect();
+            // Who said farewell before may go.
+            let died = |rank: &usize| self.region.slot(*rank).end.load(Ordering::Acquire) == 0;
+            let died: Vec<usize> = ended.iter().copied().filter(died).collect();
+            if died.is_empty() && ended.is_empty() {
+                continue;
+            }
+            let first_alive = (0..self.others.len()).find(|rank| !ended.contains(rank));
+            if !died.is_empty() && first_alive == Some(self.rank) {
+                let verb = if died.len() == 1 { "has" } else { "have" };
+                (self.tell)(&err!("{} {verb} died without a word", name_ranks(&died)).help(DIED));
+            }
+            return; // what comes after the first end follows from it
+        }
+    }
+}
+
+const DIED: &str = "the launcher's own message may say why; the system's log too, where memory ran out";
 
 /// The thread that gives signs of life.
 struct Heart {

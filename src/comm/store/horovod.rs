@@ -1,28 +1,36 @@
 //! horovodrun's key-value store over HTTP, as a client: PUT and GET of `/scope/key`, 404 for an absent key.
 
 use std::io::{Read, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::{Store, torch::dial};
 use crate::err;
 use crate::error::{Error, Result};
 
+/// Answers are far shorter; more means that something else speaks.
+const LONGEST: u64 = 1 << 28;
+
 /// The store of one horovodrun.
 pub struct HorovodStore {
     address: String,
     port: u16,
     local: Option<IpAddr>,
+    /// How long to try to reach it, and to wait for an answer.
+    limit: Duration,
 }
 
 impl HorovodStore {
     /// Reaches the store once, to know that it is there.
-    pub fn new(address: &str, port: u16) -> Result<HorovodStore> {
-        let mut store = HorovodStore { address: address.to_string(), port, local: None };
-        let stream =
-            dial(address, port, Instant::now() + Duration::from_secs(5)).map_err(|e| store.broken(&e))?;
+    pub fn new(address: &str, port: u16, limit: Duration) -> Result<HorovodStore> {
+        let mut store = HorovodStore { address: address.to_string(), port, local: None, limit };
+        let stream = store.dial().map_err(|e| store.broken(&e))?;
         store.local = stream.local_addr().ok().map(|a| a.ip());
         Ok(store)
+    }
+
+    fn dial(&self) -> std::io::Result<TcpStream> {
+        dial(&self.address, self.port, Instant::now() + self.limit, self.limit)
     }
 
     /// One request on a connection of its own: the server speaks HTTP/1.0. Gives status and body.
@@ -30,8 +38,7 @@ impl HorovodStore {
         // The server takes exactly two parts.
         let (scope, key) = key.split_once('/').unwrap_or(("phalanx", key));
         let key = key.replace('/', "-");
-        let deadline = Instant::now() + Duration::from_secs(5);
-        let mut stream = dial(&self.address, self.port, deadline).map_err(|e| self.broken(&e))?;
+        let mut stream = self.dial().map_err(|e| self.broken(&e))?;
         let head = format!(
             "{method} /{scope}/{key} HTTP/1.0\r\nHost: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
             self.address,
@@ -39,7 +46,7 @@ impl HorovodStore {
         );
         let mut answer = Vec::new();
         stream.write_all(&[head.as_bytes(), body].concat()).map_err(|e| self.broken(&e))?;
-        stream.read_to_end(&mut answer).map_err(|e| self.broken(&e))?;
+        stream.take(LONGEST).read_to_end(&mut answer).map_err(|e| self.broken(&e))?;
         read_answer(&answer).ok_or_else(|| err!("{}:{} does not answer like HTTP", self.address, self.port))
     }
 

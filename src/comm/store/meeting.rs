@@ -1,12 +1,14 @@
 //! The ranks of one job at their meeting place.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::served::Served;
+use super::served::{Member, Served};
 use super::{Store, horovod, torch};
+use crate::comm::about::About;
 use crate::comm::pulse::name_ranks;
-use crate::comm::{CommOptions, process};
+use crate::comm::secret::{Key, PROOF, Secret};
+use crate::comm::{CommOptions, net, process};
 use crate::err;
 use crate::error::{Error, Result};
 use crate::launch::{Launch, Rendezvous};
@@ -15,20 +17,31 @@ use crate::launch::{Launch, Rendezvous};
 pub struct Meeting<'a> {
     launch: &'a Launch,
     limit: Duration,
+    about: &'a About,
+    secret: &'a Secret,
     store: Option<Box<dyn Store>>,
     /// What all keys of this meeting begin with.
     prefix: String,
+    key: Option<Key>,
 }
 
 impl<'a> Meeting<'a> {
     /// A meeting of the ranks of `launch`; nothing happens yet.
-    pub fn new(launch: &'a Launch, options: &CommOptions) -> Self {
-        Meeting { launch, limit: options.limit, store: None, prefix: String::new() }
+    pub fn new(launch: &'a Launch, options: &'a CommOptions) -> Self {
+        Meeting {
+            launch,
+            limit: options.limit,
+            about: &options.about,
+            secret: &options.secret,
+            store: None,
+            prefix: String::new(),
+            key: None,
+        }
     }
 
     #[cfg(test)]
-    pub fn at(launch: &'a Launch, options: &CommOptions, store: Box<dyn Store>) -> Self {
-        Meeting { launch, limit: options.limit, store: Some(store), prefix: "test".into() }
+    pub fn at(launch: &'a Launch, options: &'a CommOptions, store: Box<dyn Store>) -> Self {
+        Meeting { store: Some(store), prefix: "test".into(), ..Meeting::new(launch, options) }
     }
 
     /// Whose ranks meet.
@@ -48,10 +61,7 @@ impl<'a> Meeting<'a> {
 
     /// Why there is no meeting place at all, if there is none. The same on every rank.
     pub fn impossible(&self) -> Option<String> {
-        if self.launch.rendezvous.is_some()
-            || self.store.is_some()
-            || self.launch.local_size == self.launch.size
-        {
+        if self.launch.rendezvous.is_some() || self.store.is_some() || self.launch.is_one_host() {
             return None;
         }
         Some(format!(
@@ -60,39 +70,80 @@ impl<'a> Meeting<'a> {
         ))
     }
 
-    /// The address of this host on the way to the meeting place.
-    pub fn local_address(&mut self) -> Result<Option<IpAddr>> {
-        Ok(self.open()?.local_address())
+    /// This rank, for those who connect it with the others.
+    pub fn place(&mut self) -> Result<net::Place> {
+        let local = self.open()?.local_address();
+        let one_host = self.launch.is_one_host() || self.is_at_loopback();
+        Ok(net::Place { rank: self.rank(), size: self.size(), one_host, local, key: self.key()? })
+    }
+
+    /// Whether the meeting place can only be reached from this host.
+    fn is_at_loopback(&self) -> bool {
+        match &self.launch.rendezvous {
+            Some(Rendezvous::RankZero { address, port }) => {
+                is_loopback(address, *port, self.launch.is_one_host())
+            }
+            _ => false,
+        }
+    }
+
+    /// The key of this job. A user who has named no secret has one in a file, where that is sure to be the same for all ranks,
+    /// or where otherwise anybody could walk in: at a port that rank 0 itself opens to other hosts.
+    fn key(&mut self) -> Result<Key> {
+        if let Some(key) = &self.key {
+            return Ok(key.clone());
+        }
+        let by_tcp = self.launch.rendezvous.is_some() && !self.is_at_loopback();
+        let needs_file =
+            matches!(self.launch.rendezvous, Some(Rendezvous::RankZero { .. })) && !self.is_at_loopback();
+        let key = match Key::of(self.launch, self.secret, by_tcp && (needs_file || self.launch.is_one_host()))
+        {
+            // Without a home folder a store that the launcher serves on this host is trusted, as the launcher does.
+            Err(_) if *self.secret == Secret::Unnamed && !needs_file => {
+                Key::of(self.launch, self.secret, false)?
+            }
+            key => key?,
+        };
+        self.key = Some(key.clone());
+        Ok(key)
     }
 
     /// Gives every rank the bytes of all ranks, by rank. `round` is a name that is used once.
     ///
-    /// Rank 0 collects and publishes, so that all ranks get the same answer: also the same error.
+    /// Rank 0 collects and publishes, so that all ranks get the same answer: also the same error. Everything that is said
+    /// carries the proof that a rank of this job has said it.
     pub fn exchange(&mut self, round: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let deadline = Instant::now() + self.limit;
-        let (rank, size) = (self.rank(), self.size());
+        let (rank, size, key) = (self.rank(), self.size(), self.key()?);
         self.open()?;
-        let key = |what: &str| format!("{}/{round}/{what}", self.prefix);
-        let (mine_key, all_key) = (key(&rank.to_string()), key("all"));
-        let rank_keys: Vec<String> = (0..size).map(|r| key(&r.to_string())).collect();
+        let deadline = Instant::now() + self.limit;
+        let name = |what: &str| format!("{}/{round}/{what}", self.prefix);
+        let names: Vec<String> = (0..size).map(|r| name(&r.to_string())).collect();
+        let all_name = name("all");
         let store = self.open()?;
         if rank > 0 {
-            store.set(&mine_key, mine)?;
+            store.set(&names[rank], &sign(&key, &names[rank], mine))?;
             // Rank 0 needs a moment to publish that somebody did not come.
-            let answer = store.get(&all_key, deadline + Duration::from_secs(2))?;
-            return unpack(&answer.ok_or_else(|| err!("rank 0 did not come to the meeting place"))?);
+            let answer = store.get(&all_name, deadline + Duration::from_secs(2))?;
+            let answer = answer.ok_or_else(|| err!("rank 0 did not come to the meeting place"))?;
+            return unpack(open_signed(&key, &all_name, &answer, 0)?).map_err(Error::told_elsewhere);
         }
         let mut all = vec![mine.to_vec()];
-        let mut missing = Vec::new();
-        for (rank, key) in rank_keys.iter().enumerate().skip(1) {
-            match store.get(key, deadline)? {
-                Some(bytes) => all.push(bytes),
+        let (mut missing, mut foreign) = (Vec::new(), None);
+        for (rank, name) in names.iter().enumerate().skip(1) {
+            match store.get(name, deadline)? {
+                Some(signed) => match open_signed(&key, name, &signed, rank) {
+                    Ok(bytes) => all.push(bytes.to_vec()),
+                    Err(error) => foreign = foreign.or(Some(error)),
+                },
                 None => missing.push(rank),
             }
         }
-        let answer = pack(&all, &missing);
-        store.set(&all_key, &answer)?;
-        unpack(&answer)
+        let answer = match &foreign {
+            Some(error) => pack_refusal(error.message()),
+            None => pack(&all, &missing),
+        };
+        store.set(&all_name, &sign(&key, &all_name, &answer))?;
+        foreign.map_or_else(|| unpack(&answer), Err)
     }
 
     fn open(&mut self) -> Result<&mut Box<dyn Store>> {
@@ -103,19 +154,25 @@ impl<'a> Meeting<'a> {
         Ok(self.store.as_mut().expect("it was opened above"))
     }
 
-    fn connect(&self) -> Result<Box<dyn Store>> {
-        let (launch, deadline) = (self.launch, Instant::now() + self.limit);
+    fn connect(&mut self) -> Result<Box<dyn Store>> {
+        let (launch, limit) = (self.launch, self.limit);
+        let me = Member { rank: launch.rank, size: launch.size, about: self.about, limit };
         Ok(match &launch.rendezvous {
             Some(Rendezvous::TorchStore { address, port }) => {
-                Box::new(torch::TorchStore::connect(address, *port, deadline)?)
+                let store = torch::TorchStore::connect(address, *port, limit);
+                Box::new(store.map_err(|e| launch.one_of_host_tells(e))?)
             }
             Some(Rendezvous::HorovodHttp { address, port }) => {
-                Box::new(horovod::HorovodStore::new(address, *port)?)
+                let store = horovod::HorovodStore::new(address, *port, limit);
+                Box::new(store.map_err(|e| launch.one_of_host_tells(e))?)
+            }
+            Some(Rendezvous::RankZero { port, .. }) if self.is_at_loopback() => {
+                Box::new(Served::at_loopback(&me, *port)?)
             }
             Some(Rendezvous::RankZero { address, port }) => {
-                Box::new(Served::over_tcp(launch.rank == 0, address, *port, deadline)?)
+                Box::new(Served::over_tcp(&me, address, *port, self.key()?)?)
             }
-            None => Box::new(Served::among_siblings(launch.rank == 0, &self.siblings()?, deadline)?),
+            None => Box::new(Served::among_siblings(&me, &self.siblings()?, limit)?),
         })
     }
 
@@ -144,26 +201,57 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// Number of missing ranks and their names; or 0 and everybody's bytes with their lengths.
+/// Whether an address leads nowhere but to this host. A name that this host alone takes for a loopback address counts where all
+/// ranks are on it.
+fn is_loopback(address: &str, port: u16, one_host: bool) -> bool {
+    let literal = address.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    if let Ok(address) = literal {
+        return address.is_loopback();
+    }
+    if ["localhost", "ip6-localhost", "localhost.localdomain"].iter().any(|n| address.eq_ignore_ascii_case(n))
+    {
+        return true;
+    }
+    let mut found = (address, port).to_socket_addrs().into_iter().flatten().peekable();
+    one_host && found.peek().is_some() && found.all(|address| address.ip().is_loopback())
+}
+
+/// What is said under a name, behind the proof of who says it.
+fn sign(key: &Key, name: &str, bytes: &[u8]) -> Vec<u8> {
+    [&key.prove(&[name.as_bytes(), bytes])[..], bytes].concat()
+}
+
+fn open_signed<'b>(key: &Key, name: &str, signed: &'b [u8], rank: usize) -> Result<&'b [u8]> {
+    match signed.split_at_checked(PROOF) {
+        Some((proof, bytes)) if key.is_proof(&[name.as_bytes(), bytes], proof) => Ok(bytes),
+        _ => Err(err!("what stands at the meeting place for rank {rank} does not carry this job's secret").help(
+            "all ranks need the same secret (PHALANX_COMM_SECRET, PHALANX_COMM_SECRET_FILE) and the same program;              or somebody else writes there",
+        )),
+    }
+}
+
+/// 0 and everybody's bytes with their lengths; or 1 and what is wrong.
 fn pack(all: &[Vec<u8>], missing: &[usize]) -> Vec<u8> {
-    let mut answer = (missing.len() as u64).to_le_bytes().to_vec();
-    if missing.is_empty() {
-        for bytes in all {
-            answer.extend((bytes.len() as u64).to_le_bytes());
-            answer.extend(bytes);
-        }
-    } else {
-        answer.extend(name_ranks(missing).bytes());
+    if !missing.is_empty() {
+        return pack_refusal(&format!("{} did not come to the meeting place", name_ranks(missing)));
+    }
+    let mut answer = 0u64.to_le_bytes().to_vec();
+    for bytes in all {
+        answer.extend((bytes.len() as u64).to_le_bytes());
+        answer.extend(bytes);
     }
     answer
 }
 
+fn pack_refusal(why: &str) -> Vec<u8> {
+    [&1u64.to_le_bytes(), why.as_bytes()].concat()
+}
+
 fn unpack(answer: &[u8]) -> Result<Vec<Vec<u8>>> {
     let broken = || Error::new("the meeting place gave an answer that cannot be read");
-    let (missing, mut rest) = answer.split_first_chunk::<8>().ok_or_else(broken)?;
-    if u64::from_le_bytes(*missing) > 0 {
-        let who = String::from_utf8_lossy(rest);
-        return Err(err!("{who} did not come to the meeting place")
+    let (refused, mut rest) = answer.split_first_chunk::<8>().ok_or_else(broken)?;
+    if u64::from_le_bytes(*refused) > 0 {
+        return Err(err!("{}", String::from_utf8_lossy(rest))
             .help("it may have failed at its start: look for its own message; PHALANX_COMM_LIMIT (seconds) waits longer"));
     }
     let mut all = Vec::new();

@@ -52,9 +52,9 @@ pub fn connect_tcp(meeting: &mut Meeting, options: &CommOptions) -> Attempt {
 
 fn try_tcp(meeting: &mut Meeting, options: &CommOptions) -> Result<Pairwise<Mesh>> {
     let (rank, size) = (meeting.rank(), meeting.size());
-    let local = meeting.local_address()?;
+    let place = meeting.place()?;
     let mut exchange = |mine: &[u8]| meeting.exchange("listeners", mine);
-    let lanes = net::connect(rank, size, true, local, options, &mut exchange);
+    let lanes = net::connect(&place, true, options, &mut exchange);
     // A rank that could not connect tells the others now, or they would wait for it in their first collective.
     let verdict = lanes.as_ref().err().map_or(String::new(), |e| e.message().to_string());
     let verdicts = texts(meeting.exchange("connected", verdict.as_bytes())?);

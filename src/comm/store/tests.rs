@@ -1,7 +1,9 @@
-use super::served::Served;
+use super::served::{Member, Served};
 use super::*;
+use crate::comm::about::About;
 #[cfg(feature = "gloo")]
 use crate::comm::gloo;
+use crate::comm::secret::Key;
 use crate::comm::tests::{RANKS, exercise, on_threads, sums};
 use crate::comm::{Communicator, pulse};
 use crate::launch::Launch;
@@ -15,8 +17,9 @@ fn group(n: usize, name: &str, options: &CommOptions, connect: Connect) -> Vec<B
     let name = format!("phalanx-test-{}-{name}-{n}", std::process::id());
     let one = |rank: usize| {
         let launch = Launch { rank, size: n, local_rank: rank, local_size: n, ..solo() };
-        let store =
-            Served::among_siblings(rank == 0, &name, Instant::now() + Duration::from_secs(10)).unwrap();
+        let limit = Duration::from_secs(10);
+        let me = Member { rank, size: n, about: &options.about, limit };
+        let store = Served::among_siblings(&me, &name, limit).unwrap();
         match connect(&mut Meeting::at(&launch, options, Box::new(store)), options) {
             Attempt::Connected(comm) => comm,
             Attempt::NotForUs(why) => panic!("{why}"),
@@ -165,7 +168,8 @@ fn a_rank_that_does_not_come_to_the_meeting_place_is_named() {
     let options = CommOptions { limit: Duration::from_millis(300), ..CommOptions::default() };
     let launch = Launch { size: 3, local_size: 3, ..solo() };
     let name = format!("phalanx-test-{}-absent", std::process::id());
-    let store = Served::among_siblings(true, &name, Instant::now()).unwrap();
+    let me = Member { rank: 0, size: 3, about: &options.about, limit: options.limit };
+    let store = Served::among_siblings(&me, &name, Duration::ZERO).unwrap();
     let found = connect_shm(&mut Meeting::at(&launch, &options, Box::new(store)), &options);
     let Attempt::Failed(error) = found else { panic!("two ranks are missing") };
     assert_eq!(error.message(), format!("{} did not come to the meeting place", pulse::name_ranks(&[1, 2])));
@@ -178,4 +182,101 @@ fn on_each(group: Vec<Box<dyn Communicator>>, body: impl Fn(&mut dyn Communicato
             scope.spawn(move || body(comm.as_mut()));
         }
     });
+}
+
+/// A store over TCP, as rank 0 serves it to other hosts; here all are on this one.
+fn served_by_tcp(rank: usize, port: u16, key: &Key, about: &About) -> crate::error::Result<Served> {
+    let me = Member { rank, size: 3, about, limit: Duration::from_secs(5) };
+    Served::over_tcp(&me, "127.0.0.1", port, key.clone())
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn a_store_over_tcp_serves_ranks_of_its_job_and_nobody_else() {
+    use std::io::{Read, Write};
+    let (key, port, about) = (Key::fresh(), free_port(), About::default().with("input", Some("x".into())));
+    let mut zero = served_by_tcp(0, port, &key, &about).unwrap();
+    zero.set("answer", b"42").unwrap();
+    // A request of before there was a secret, and a length that would take 256 MB.
+    for words in [&b"\x02\x06\x00\x00\x00answer\x01\x00\x00\x000"[..], b"\x01\xff\xff\xff\x0f"] {
+        let mut stranger = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stranger.write_all(words).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        let mut heard = Vec::new();
+        let _ = stranger.read_to_end(&mut heard);
+        assert_eq!(heard, b"", "a stranger hears nothing");
+    }
+    let other = served_by_tcp(1, port, &Key::fresh(), &about).err().unwrap();
+    assert!(other.message().contains("does not have this job's secret"), "{other}");
+    let foreign = About::default().with("input", Some("y".into()));
+    let other = served_by_tcp(1, port, &key, &foreign).err().unwrap();
+    let want = "rank 1 is not of the job of rank 0: its input is y, that of rank 0 is x";
+    assert_eq!(other.message(), want);
+    let mut one = served_by_tcp(1, port, &key, &about).unwrap();
+    let soon = || Instant::now() + Duration::from_secs(5);
+    assert_eq!(one.get("answer", soon()).unwrap(), Some(b"42".to_vec()));
+    let twice = served_by_tcp(1, port, &key, &about).err().unwrap();
+    assert!(twice.message().contains("came twice"), "{twice}");
+    drop(zero);
+    let closed = || std::net::TcpStream::connect(("127.0.0.1", port)).is_err();
+    let deadline = soon();
+    while !closed() {
+        assert!(Instant::now() < deadline, "the port is still open");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A store that anybody can write to, as torchrun's.
+struct Common(std::sync::Arc<std::sync::Mutex<std::collections::HashMap<String, Vec<u8>>>>);
+
+impl Store for Common {
+    fn set(&mut self, key: &str, value: &[u8]) -> crate::error::Result<()> {
+        self.0.lock().unwrap().insert(key.to_string(), value.to_vec());
+        Ok(())
+    }
+    fn get(&mut self, key: &str, deadline: Instant) -> crate::error::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(value) = self.0.lock().unwrap().get(key) {
+                return Ok(Some(value.clone()));
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    fn local_address(&self) -> Option<IpAddr> {
+        None
+    }
+}
+
+#[test]
+fn what_a_stranger_writes_into_the_launchers_store_is_not_believed() {
+    let shared = std::sync::Arc::default();
+    let options = CommOptions {
+        limit: Duration::from_secs(2),
+        secret: crate::comm::secret::Secret::Words("ours".into()),
+        ..CommOptions::default()
+    };
+    let launch = |rank| Launch { rank, size: 2, local_rank: rank, local_size: 2, ..solo() };
+    let exchange = |rank: usize, shared: &std::sync::Arc<_>| {
+        let launch = launch(rank);
+        let store = Box::new(Common(std::sync::Arc::clone(shared)));
+        Meeting::at(&launch, &options, store).exchange("round", &[rank as u8])
+    };
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| exchange(1, &shared));
+        assert_eq!(exchange(0, &shared).unwrap(), [[0], [1]]);
+        assert_eq!(one.join().unwrap().unwrap(), [[0], [1]]);
+    });
+    shared.lock().unwrap().clear();
+    Common(shared.clone()).set("test/round/1", &[7; 40]).unwrap();
+    let error = exchange(0, &shared).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "what stands at the meeting place for rank 1 does not carry this job's secret"
+    );
 }

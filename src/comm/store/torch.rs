@@ -17,7 +17,7 @@ const CHECK: u8 = 5;
 const PING: u8 = 13;
 const MAGIC: u32 = 0x3C85_F7CE;
 /// Values of ours are far smaller; more means that something else answers.
-const LONGEST: u64 = 1 << 30;
+const LONGEST: u64 = 1 << 28;
 
 /// A connection to the store.
 pub struct TorchStore {
@@ -26,10 +26,11 @@ pub struct TorchStore {
 }
 
 impl TorchStore {
-    /// Connects, trying again until `deadline`: the agent of another host may be slower than we are.
-    pub fn connect(address: &str, port: u16, deadline: Instant) -> Result<TorchStore> {
+    /// Connects, trying again for `limit`: the agent of another host may be slower than we are.
+    /// The store may take as long, `limit`, for each answer.
+    pub fn connect(address: &str, port: u16, limit: Duration) -> Result<TorchStore> {
         let place = format!("{address}:{port}");
-        let stream = dial(address, port, deadline).map_err(|e| {
+        let stream = dial(address, port, Instant::now() + limit, limit).map_err(|e| {
             err!("cannot reach torchrun's store at {place}: {e}")
                 .help("MASTER_ADDR has to name the first host as the others see it")
         })?;
@@ -57,7 +58,11 @@ impl TorchStore {
     }
 
     fn broken(&self, e: &std::io::Error) -> crate::error::Error {
-        err!("torchrun's store at {}: {e}", self.place)
+        let why = match e.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer".to_string(),
+            _ => e.to_string(),
+        };
+        err!("torchrun's store at {}: {why}", self.place)
             .help("its agent may have ended: look at torchrun's own messages")
     }
 
@@ -96,9 +101,12 @@ impl Store for TorchStore {
         if length > LONGEST {
             return Err(err!("torchrun's store at {} gave a value of {length} bytes", self.place));
         }
-        let mut value = vec![0; length as usize];
-        self.stream.read_exact(&mut value).map_err(|e| self.broken(&e))?;
-        Ok(Some(value))
+        let mut value = Vec::with_capacity(length.min(1 << 16) as usize);
+        let read = (&self.stream).take(length).read_to_end(&mut value);
+        match read.map_err(|e| self.broken(&e))? as u64 == length {
+            true => Ok(Some(value)),
+            false => Err(self.broken(&ErrorKind::UnexpectedEof.into())),
+        }
     }
 
     fn local_address(&self) -> Option<IpAddr> {
@@ -111,18 +119,24 @@ fn put(message: &mut Vec<u8>, bytes: &[u8]) {
     message.extend(bytes);
 }
 
-/// Connects to a named host, trying all its addresses again until `deadline`.
-pub fn dial(address: &str, port: u16, deadline: Instant) -> std::io::Result<TcpStream> {
+/// How long one address may take before the next is tried. All are tried again until the deadline.
+const ONE_ADDRESS: Duration = Duration::from_secs(5);
+
+/// Connects to a named host, trying all its addresses again until `deadline`. Later waits for an answer end after `limit`.
+pub fn dial(address: &str, port: u16, deadline: Instant, limit: Duration) -> std::io::Result<TcpStream> {
     loop {
         let mut last = std::io::Error::new(ErrorKind::NotFound, "no such host");
         match (address, port).to_socket_addrs() {
             Err(e) => last = e,
             Ok(found) => {
                 for address in found {
-                    match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let patience = left.clamp(Duration::from_millis(50), ONE_ADDRESS);
+                    match TcpStream::connect_timeout(&address, patience) {
                         Ok(stream) => {
                             stream.set_nodelay(true)?;
-                            stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+                            stream.set_read_timeout(Some(limit))?;
+                            stream.set_write_timeout(Some(limit))?;
                             return Ok(stream);
                         }
                         Err(e) => last = e,
@@ -187,8 +201,10 @@ mod tests {
         }
     }
 
+    const SHORT: Duration = Duration::from_millis(50);
+
     fn soon() -> Instant {
-        Instant::now() + Duration::from_millis(50)
+        Instant::now() + SHORT
     }
 
     #[test]
@@ -196,7 +212,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         std::thread::spawn(move || serve(listener.accept().unwrap().0));
-        let mut store = TorchStore::connect("127.0.0.1", port, soon()).unwrap();
+        let mut store = TorchStore::connect("127.0.0.1", port, SHORT).unwrap();
         store.set("job/a", b"value").unwrap();
         store.set("job/empty", b"").unwrap();
         assert_eq!(store.get("job/a", soon()).unwrap(), Some(b"value".to_vec()));
@@ -212,9 +228,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"SSH-2.0-x"));
-        let error = TorchStore::connect("127.0.0.1", port, soon()).err().unwrap();
+        let error = TorchStore::connect("127.0.0.1", port, SHORT).err().unwrap();
         assert!(error.message().contains(&format!("127.0.0.1:{port}")), "{error}");
-        let error = TorchStore::connect("127.0.0.1", 1, soon()).err().unwrap();
+        let error = TorchStore::connect("127.0.0.1", 1, SHORT).err().unwrap();
         assert!(error.message().starts_with("cannot reach torchrun's store at 127.0.0.1:1:"), "{error}");
     }
 }

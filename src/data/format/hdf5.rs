@@ -2,11 +2,15 @@
 
 use super::{Array, Format, Kind, Source, text};
 use crate::error::{Error, Result};
+use crate::memory::afford;
 use crate::{bail, err};
 use hdf5_reader::{Datatype, Hdf5File, SliceInfo, SliceInfoElem};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
+
+/// Names of elements or types; far more than there are.
+const LARGEST_TYPE_MAP: u128 = 100_000;
 
 /// One file with any number of systems.
 pub struct Hdf5;
@@ -96,7 +100,9 @@ impl Source for Hdf5Source {
 
     fn types(&self) -> Result<Vec<i64>> {
         let array = Hdf5Array::open(&self.file, self.dataset_path("type.raw"))?;
-        let mut values = vec![0.0; array.shape.iter().product()];
+        // A few bytes of a file can speak of any number of elements.
+        afford(32 * array.len() as u128, format_args!("{}: {:?} atoms", array.place(), array.shape))?;
+        let mut values = vec![0.0; array.len()];
         // A flat list has one "frame" for each atom here.
         array.read(&mut values, 0, array.shape.first().copied().unwrap_or(1))?;
         if let Some(x) = values.iter().find(|x| x.fract() != 0.0) {
@@ -119,6 +125,12 @@ impl Source for Hdf5Source {
         }
         let place = self.type_map_place();
         let dataset = open_file(&self.file)?.dataset(&self.dataset_path("type_map.raw"));
+        if let Ok(dataset) = &dataset {
+            let n = dataset.shape().iter().fold(1u128, |n, &extent| n.saturating_mul(u128::from(extent)));
+            if n > LARGEST_TYPE_MAP {
+                bail!("{place}: {n} names of types, wanted at most {LARGEST_TYPE_MAP}");
+            }
+        }
         let names = dataset.and_then(|d| d.read_strings()).map_err(|e| foreign(&place, e))?;
         Ok(Some(names.iter().flat_map(|name| text::words(name)).map(|(_, name)| name.to_owned()).collect()))
     }
@@ -165,7 +177,10 @@ impl Hdf5Array {
                     .help("numbers are stored as float64 or float32"));
             }
         };
-        let shape = dataset.shape().iter().map(|&n| n as usize).collect();
+        let shape: Vec<usize> = dataset.shape().iter().map(|&n| n as usize).collect();
+        if shape.iter().try_fold(16usize, |n, &extent| n.checked_mul(extent.max(1))).is_none() {
+            bail!("{place}: shape {shape:?} is too large");
+        }
         Ok(Hdf5Array { file: file.clone(), dataset: path, shape, kind })
     }
 }
@@ -194,6 +209,8 @@ impl Array for Hdf5Array {
         if self.shape.first().is_some_and(|&n| first + count <= n && out.len() * n == count * self.len()) {
             let (start, end) = (first as u64, (first + count) as u64);
             selection.selections[0] = SliceInfoElem::Slice { start, end, step: 1 };
+        } else if self.len() != out.len() {
+            bail!("{}: {} numbers found, {} wanted", self.place(), self.len(), out.len());
         }
         macro_rules! copy {
             ($ty:ty) => {{

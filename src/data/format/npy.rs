@@ -1,9 +1,9 @@
 //! deepmd/npy: type.raw beside set.* folders of npy files. Mixed type is the same with real_atom_types.npy.
 
 use super::{Array, Format, Kind, Source, text};
+use crate::data::npy::NpyHeader;
 use crate::error::{IoContext, Result};
 use crate::{bail, err};
-use npyz::{DType, Endianness, NpyHeader, Order, TypeChar};
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -92,10 +92,18 @@ fn set_folders(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Kinds of numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Float,
+    Int,
+    Uint,
+}
+
 /// How one element is stored.
 #[derive(Debug, Clone, Copy)]
 struct Element {
-    class: TypeChar,
+    class: Class,
     bytes: usize,
     big_endian: bool,
 }
@@ -135,7 +143,8 @@ impl NpyArray {
     }
 
     fn from_header(file: File, folder: &Arc<Path>, name: &'static str) -> Result<NpyArray> {
-        let header = Header::read(file)
+        // One read of the file suffices for nearly every header.
+        let header = NpyHeader::read(&mut BufReader::with_capacity(256, file))
             .map_err(|e| err!("not a readable npy file: {e}").help("write it with numpy.save"))?;
         let shape: Option<Box<[usize]>> = header.shape.iter().map(|&n| usize::try_from(n).ok()).collect();
         let shape = shape.filter(|s| s.iter().try_fold(16usize, |a, &n| a.checked_mul(n.max(1))).is_some());
@@ -143,7 +152,7 @@ impl NpyArray {
         Ok(NpyArray {
             folder: folder.clone(),
             name,
-            element: element(&header.dtype)?,
+            element: element(header.descr.as_deref())?,
             fortran: header.fortran && shape.len() > 1,
             shape,
             data_offset: header.bytes,
@@ -190,7 +199,7 @@ impl Array for NpyArray {
     }
 
     fn kind(&self) -> Kind {
-        if self.element.class == TypeChar::Float { Kind::Float } else { Kind::Integer }
+        if self.element.class == Class::Float { Kind::Float } else { Kind::Integer }
     }
 
     fn read(&self, out: &mut [f64], first: usize, count: usize) -> Result<()> {
@@ -219,18 +228,26 @@ fn fortran_index(mut index: usize, shape: &[usize]) -> usize {
     result
 }
 
-fn element(dtype: &DType) -> Result<Element> {
+/// What a `descr` such as `<f8` says: byte order, kind, bytes.
+fn element(descr: Option<&str>) -> Result<Element> {
     let wanted = "numbers are stored as float64 or float32; convert with numpy: array.astype(numpy.float64)";
-    let DType::Plain(ty) = dtype else {
+    let Some(descr) = descr else {
         return Err(err!("found records, wanted an array of numbers").help(wanted));
     };
-    let class = match (ty.type_char(), ty.size_field()) {
-        (TypeChar::Float, 4 | 8) => TypeChar::Float,
-        (TypeChar::Int, 1 | 2 | 4 | 8) => TypeChar::Int,
-        (TypeChar::Uint, 1 | 2 | 4 | 8) => TypeChar::Uint,
-        _ => return Err(err!("found elements of type {ty}, wanted numbers").help(wanted)),
+    let (class, bytes) = match descr.trim_start_matches(['<', '>', '|', '=']) {
+        "f4" => (Class::Float, 4),
+        "f8" => (Class::Float, 8),
+        "i1" => (Class::Int, 1),
+        "i2" => (Class::Int, 2),
+        "i4" => (Class::Int, 4),
+        "i8" => (Class::Int, 8),
+        "u1" => (Class::Uint, 1),
+        "u2" => (Class::Uint, 2),
+        "u4" => (Class::Uint, 4),
+        "u8" => (Class::Uint, 8),
+        _ => return Err(err!("found elements of type {descr}, wanted numbers").help(wanted)),
     };
-    Ok(Element { class, bytes: ty.size_field() as usize, big_endian: ty.endianness() == Endianness::Big })
+    Ok(Element { class, bytes, big_endian: descr.starts_with('>') })
 }
 
 /// Turns stored bytes into numbers. `bytes` holds one element for each of `out`.
@@ -245,117 +262,16 @@ fn decode(out: &mut [f64], bytes: &[u8], element: Element) {
         };
     }
     match (element.class, element.bytes) {
-        (TypeChar::Float, 8) => each!(f64),
-        (TypeChar::Float, 4) => each!(f32),
-        (TypeChar::Int, 1) => each!(i8),
-        (TypeChar::Int, 2) => each!(i16),
-        (TypeChar::Int, 4) => each!(i32),
-        (TypeChar::Int, 8) => each!(i64),
-        (TypeChar::Uint, 1) => each!(u8),
-        (TypeChar::Uint, 2) => each!(u16),
-        (TypeChar::Uint, 4) => each!(u32),
-        (TypeChar::Uint, 8) => each!(u64),
+        (Class::Float, 8) => each!(f64),
+        (Class::Float, 4) => each!(f32),
+        (Class::Int, 1) => each!(i8),
+        (Class::Int, 2) => each!(i16),
+        (Class::Int, 4) => each!(i32),
+        (Class::Int, 8) => each!(i64),
+        (Class::Uint, 1) => each!(u8),
+        (Class::Uint, 2) => each!(u16),
+        (Class::Uint, 4) => each!(u32),
+        (Class::Uint, 8) => each!(u64),
         (class, bytes) => unreachable!("element() lets no {class:?} of {bytes} bytes through"),
-    }
-}
-
-/// What stands in front of the numbers.
-struct Header {
-    dtype: DType,
-    fortran: bool,
-    shape: Vec<u64>,
-    /// Length of the header.
-    bytes: u64,
-}
-
-impl Header {
-    fn read(mut file: File) -> std::io::Result<Header> {
-        let mut start = Vec::with_capacity(256);
-        (&mut file).take(256).read_to_end(&mut start)?;
-        if let Some(header) = Self::as_numpy_writes_it(&start) {
-            return Ok(header);
-        }
-        file.seek(SeekFrom::Start(0))?;
-        let mut reader = Counted { inner: BufReader::new(file), count: 0 };
-        let header = NpyHeader::from_reader(&mut reader)?;
-        Ok(Header {
-            dtype: header.dtype(),
-            fortran: header.order() == Order::Fortran,
-            shape: header.shape().to_vec(),
-            bytes: reader.count,
-        })
-    }
-
-    /// The one spelling that numpy uses. The general parser takes any Python literal, and 50 times as long
-    /// (29 us): that adds seconds to the start with thousands of systems.
-    fn as_numpy_writes_it(start: &[u8]) -> Option<Header> {
-        let rest = start.strip_prefix(b"\x93NUMPY\x01\x00")?;
-        let (length, rest) = rest.split_first_chunk::<2>()?;
-        let length = usize::from(u16::from_le_bytes(*length));
-        let text = std::str::from_utf8(rest.get(..length)?).ok()?;
-        let (descr, text) = text.strip_prefix("{'descr': '")?.split_once("', 'fortran_order': ")?;
-        let (fortran, text) = text.split_once(", 'shape': (")?;
-        let (shape, padding) = text.split_once("), }")?;
-        let fortran = match fortran {
-            "True" => true,
-            "False" => false,
-            _ => return None,
-        };
-        let shape = shape.split(',').map(str::trim).filter(|n| !n.is_empty()).map(|n| n.parse().ok());
-        Some(Header {
-            dtype: DType::Plain(descr.parse().ok()?),
-            fortran,
-            shape: shape.collect::<Option<_>>()?,
-            bytes: padding.trim().is_empty().then_some(10 + length as u64)?,
-        })
-    }
-}
-
-/// Counts what is read, to know where a header ends.
-struct Counted<R> {
-    inner: R,
-    count: u64,
-}
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
-        let n = self.inner.read(buf)?;
-        self.count += n as u64;
-        Ok(n)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn npy(version: u8, text: &str) -> Vec<u8> {
-        let length = text.len() as u32;
-        let length =
-            if version == 1 { length.to_le_bytes()[..2].to_vec() } else { length.to_le_bytes().to_vec() };
-        [b"\x93NUMPY", &[version, 0][..], &length, text.as_bytes(), &[7; 64]].concat()
-    }
-
-    fn read(bytes: &[u8]) -> (String, bool, Vec<u64>, u64) {
-        let path = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(path.path(), bytes).unwrap();
-        let header = Header::read(File::open(path.path()).unwrap()).unwrap();
-        (header.dtype.descr(), header.fortran, header.shape, header.bytes)
-    }
-
-    #[test]
-    fn headers_of_every_spelling_say_the_same() {
-        let numpy = "{'descr': '<f8', 'fortran_order': True, 'shape': (2, 9), }        \n";
-        let other = "{ \"shape\": (2,9), 'fortran_order':True, 'descr':'<f8' }          \n";
-        assert!(Header::as_numpy_writes_it(&npy(1, numpy)).is_some());
-        assert!(Header::as_numpy_writes_it(&npy(1, other)).is_none());
-        for (bytes, length) in [(npy(1, numpy), 10 + numpy.len()), (npy(2, numpy), 12 + numpy.len())] {
-            assert_eq!(read(&bytes), ("'<f8'".into(), true, vec![2, 9], length as u64));
-        }
-        assert_eq!(read(&npy(1, other)), ("'<f8'".into(), true, vec![2, 9], 10 + other.len() as u64));
-        let scalar = "{'descr': '>f4', 'fortran_order': False, 'shape': (), }\n";
-        assert_eq!(read(&npy(1, scalar)).2, Vec::<u64>::new());
-        let flat = "{'descr': '>f4', 'fortran_order': False, 'shape': (3,), }\n";
-        assert_eq!(read(&npy(1, flat)), ("'>f4'".into(), false, vec![3], 10 + flat.len() as u64));
     }
 }

@@ -158,6 +158,11 @@ impl<T: Real> Batch<'_, T> {
         self.plan.filter(|_| self.layout.by_series[block.frame])
     }
 
+    /// Numbers of env: rows of A and of Q of an atom.
+    pub fn components(&self) -> usize {
+        self.model.descriptor().form().components()
+    }
+
     /// Columns of Q.
     pub fn columns(&self) -> usize {
         self.plan.map_or(0, Plan::columns)

@@ -1,13 +1,15 @@
 //! The passes over blocks of atoms between the pairs and the fitting nets.
 
-use super::batch::{Batch, Segment};
+use super::batch::{ATOMS, Batch, Layout, Segment};
 use super::chebyshev::{Plan, Series, n_stacks};
+use super::descriptor::Map;
 use super::features::Cut;
 use super::fitting::Fitting;
+use super::frame::CpuFrame;
 use super::pool::{Parts, Pool};
 use super::real::Real;
 use super::vacuum::Vacuum;
-use super::{Prediction, Seeds, descriptor};
+use super::{Prediction, Seeds};
 use crate::model::dp::Dp;
 
 /// Rows of the coefficients' gradient that one task computes.
@@ -16,12 +18,12 @@ const GRAD_TERMS: usize = 16;
 /// What lives from one pass to the next.
 #[derive(Default)]
 pub struct Buffers<T> {
-    /// `[rows, 4, M1]` A, its tangent, dE/dA, dL/dA.
+    /// `[rows, C, M1]` A with the components of env, its tangent, dE/dA, dL/dA.
     a: Vec<T>,
     a_dot: Vec<T>,
     de_a: Vec<T>,
     dl_a: Vec<T>,
-    /// `[rows, 4, columns]` Q and its tangent, block by block: see [`super::features`].
+    /// `[rows, C, columns]` Q and its tangent, block by block: see [`super::features`].
     q: Vec<T>,
     q_dot: Vec<T>,
     /// The pairs of the batch, cut into panels.
@@ -53,10 +55,10 @@ impl<T: Real> Buffers<T> {
         let rows: usize = batch.frames.iter().map(|f| f.n_rows()).sum();
         let pairs: usize = batch.frames.iter().map(|f| f.j.len()).sum();
         for buffer in [&mut self.a, &mut self.a_dot, &mut self.de_a, &mut self.dl_a] {
-            room(buffer, rows * 4 * model.n_embed());
+            room(buffer, rows * batch.components() * model.n_embed());
         }
         for buffer in [&mut self.q, &mut self.q_dot] {
-            room(buffer, rows * 4 * batch.columns());
+            room(buffer, rows * batch.components() * batch.columns());
         }
         self.cut.resize(batch);
         for buffer in self.de_d.iter_mut().chain(&mut self.d_dot) {
@@ -90,10 +92,9 @@ impl<T: Real> Buffers<T> {
 /// A and the descriptor of every atom, into the fitting nets.
 pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &mut Fitting<T>) {
     let model = batch.model;
-    let (m1, m2, n_extra, fold) =
-        (model.n_embed(), model.descriptor().axis_neuron, model.n_extra(), fitting.fold());
-    let n_d = fold.width(model.n_descriptor());
-    let (stride, width) = (4 * m1, n_d + n_extra);
+    let (n_extra, map) = (model.n_extra(), Map::new(model, fitting.fold()));
+    let n_d = fitting.fold().width(model.n_descriptor());
+    let (stride, width, n_env) = (map.stride(), n_d + n_extra, batch.components());
     buffers.inputs.clear();
     buffers.inputs.extend((0..model.n_types()).map(|c| Parts::new(fitting.input(c))));
     let inputs = &buffers.inputs;
@@ -109,7 +110,7 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
                 let columns = plan.columns();
                 // SAFETY: as above.
                 let (q, cut) = unsafe {
-                    (q.part(block.row * 4 * columns, block.n * 4 * columns), cut.cut(batch, b, plan))
+                    (q.part(block.row * n_env * columns, block.n * n_env * columns), cut.cut(batch, b, plan))
                 };
                 cut.features(q);
                 cut.contract(a, q, &c[batch.stack(block.center)]);
@@ -121,7 +122,7 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
         let extra = &batch.frames[block.frame].extra[block.local * n_extra..];
         for k in 0..block.n {
             let x = &mut x[k * width..(k + 1) * width];
-            descriptor::forward(x, &a[k * stride..(k + 1) * stride], m1, m2, fold.square());
+            map.forward(x, &a[k * stride..(k + 1) * stride]);
             x[n_d..].copy_from_slice(&extra[k * n_extra..(k + 1) * n_extra]);
         }
     });
@@ -130,9 +131,8 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
 /// dE/dA and dE/dd of every pair, from dE/dinput of the fitting nets.
 pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &Fitting<T>) {
     let model = batch.model;
-    let (m1, m2, n_types) = (model.n_embed(), model.descriptor().axis_neuron, model.n_types());
-    let fold = fitting.fold();
-    let (stride, width) = (4 * m1, fold.width(model.n_descriptor()) + model.n_extra());
+    let (map, n_types) = (Map::new(model, fitting.fold()), model.n_types());
+    let (stride, width) = (map.stride(), fitting.fold().width(model.n_descriptor()) + model.n_extra());
     let blocks = &batch.layout.blocks;
     buffers.virial.clear();
     buffers.virial.resize(blocks.len(), [0.0; 9]);
@@ -149,8 +149,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
             let row = block.row + k;
             let a = &a[row * stride..(row + 1) * stride];
             let de_a = &mut de_a[k * stride..(k + 1) * stride];
-            de_a.fill(T::ZERO);
-            descriptor::adjoint_add(de_a, a, &de_x[k * width..(k + 1) * width], m1, m2, fold.square());
+            map.adjoint(de_a, a, &de_x[k * width..(k + 1) * width]);
         }
         let offset = batch.layout.first_pair[block.frame];
         let pairs = batch.pairs(block);
@@ -251,6 +250,51 @@ pub fn collect<T: Real>(
     });
 }
 
+/// Adds -dE/dd (x) d of every pair to its neighbour `[n_atoms, 9]`, for a batch of one frame.
+pub fn atom_virial_add<T: Real>(pool: &Pool, out: &mut [f64], frame: &CpuFrame<T>, buffers: &Buffers<T>) {
+    assert_eq!(out.len(), 9 * frame.n_atoms, "nine numbers for each atom");
+    let out = Parts::new(out);
+    let atoms = 4 * ATOMS;
+    pool.run(frame.n_atoms.div_ceil(atoms), |k| {
+        for j in k * atoms..frame.n_atoms.min((k + 1) * atoms) {
+            // SAFETY: each atom is looked at by one task.
+            let out = unsafe { out.part(9 * j, 9) };
+            for &p in &frame.reverse[frame.reverse_start[j] as usize..frame.reverse_start[j + 1] as usize] {
+                let p = p as usize;
+                for k in 0..3 {
+                    for l in 0..3 {
+                        out[3 * k + l] -= buffers.de_d[k][p].to_f64() * frame.d[l][p].to_f64();
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// The descriptor of each atom `[n_atoms, width]` of the frame that was evaluated last, alone; others than those of the model get zeros.
+pub fn descriptors<T: Real>(
+    out: &mut [f64],
+    model: &Dp,
+    frame: &CpuFrame<T>,
+    layout: &Layout,
+    buffers: &Buffers<T>,
+) {
+    let (map, width) = (Map::whole(model), model.n_descriptor());
+    assert_eq!(out.len(), width * frame.n_atoms, "a descriptor for each atom");
+    out.fill(0.0);
+    let mut d = vec![T::ZERO; width];
+    for s in &layout.segments {
+        for k in 0..s.n {
+            let at = (s.row + k) * map.stride();
+            map.forward(&mut d, &buffers.a[at..at + map.stride()]);
+            let atom = frame.order[s.local + k] as usize;
+            for (out, d) in out[atom * width..(atom + 1) * width].iter_mut().zip(&d) {
+                *out = d.to_f64();
+            }
+        }
+    }
+}
+
 /// The direction x_dot = -dL/dF (and the strain of dL/dvirial), pushed through pairs, A and descriptor.
 pub fn tangent<T: Real>(
     pool: &Pool,
@@ -260,10 +304,9 @@ pub fn tangent<T: Real>(
     seeds: &Seeds,
 ) {
     let model = batch.model;
-    let (m1, m2, n_types, fold) =
-        (model.n_embed(), model.descriptor().axis_neuron, model.n_types(), fitting.fold());
-    let n_d = fold.width(model.n_descriptor());
-    let (stride, width, columns) = (4 * m1, n_d + model.n_extra(), batch.columns());
+    let (map, n_types, n_env) = (Map::new(model, fitting.fold()), model.n_types(), batch.components());
+    let n_d = fitting.fold().width(model.n_descriptor());
+    let (stride, width, columns) = (map.stride(), n_d + model.n_extra(), batch.columns());
     buffers.inputs.clear();
     buffers.inputs.extend((0..n_types).map(|c| Parts::new(fitting.input_dot(c))));
     let inputs = &buffers.inputs;
@@ -284,7 +327,7 @@ pub fn tangent<T: Real>(
         match batch.plan_of(block) {
             Some(plan) => {
                 // SAFETY: as above.
-                let q_dot = unsafe { q_dot.part(block.row * 4 * columns, block.n * 4 * columns) };
+                let q_dot = unsafe { q_dot.part(block.row * n_env * columns, block.n * n_env * columns) };
                 let cut = cut.block(batch, b, plan);
                 cut.features_tangent(q_dot, d_dot);
                 cut.contract(a_dot, q_dot, &c[batch.stack(block.center)]);
@@ -300,14 +343,7 @@ pub fn tangent<T: Real>(
         for k in 0..block.n {
             let row = block.row + k;
             let x_dot = &mut x_dot[k * width..(k + 1) * width];
-            descriptor::tangent(
-                x_dot,
-                &a[row * stride..(row + 1) * stride],
-                &a_dot[k * stride..(k + 1) * stride],
-                m1,
-                m2,
-                fold.square(),
-            );
+            map.tangent(x_dot, &a[row * stride..(row + 1) * stride], &a_dot[k * stride..(k + 1) * stride]);
             x_dot[n_d..].fill(T::ZERO);
         }
     });
@@ -339,9 +375,8 @@ fn direction<T: Real>(d_dot: &mut [&mut [T]; 3], batch: &Batch<T>, block: &Segme
 /// dL/dA of every atom, from dL/dinput and dE/dinput of the fitting nets.
 pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &Fitting<T>) {
     let model = batch.model;
-    let (m1, m2) = (model.n_embed(), model.descriptor().axis_neuron);
-    let fold = fitting.fold();
-    let (stride, width) = (4 * m1, fold.width(model.n_descriptor()) + model.n_extra());
+    let map = Map::new(model, fitting.fold());
+    let (stride, width) = (map.stride(), fitting.fold().width(model.n_descriptor()) + model.n_extra());
     let (a, a_dot, dl_a) = (&buffers.a, &buffers.a_dot, Parts::new(&mut buffers.dl_a));
     let blocks = &batch.layout.blocks;
     pool.run(blocks.len(), |b| {
@@ -355,9 +390,8 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
             let row = (block.row + k) * stride..(block.row + k + 1) * stride;
             let x = k * width..(k + 1) * width;
             let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
-            dl_a.fill(T::ZERO);
-            descriptor::adjoint_add(dl_a, &a[row.clone()], &dl_x[x.clone()], m1, m2, fold.square());
-            descriptor::adjoint_add(dl_a, &a_dot[row], &de_x[x], m1, m2, fold.square());
+            map.adjoint(dl_a, &a[row.clone()], &dl_x[x.clone()]);
+            map.tangent_adjoint_add(dl_a, &a_dot[row], &de_x[x]);
         }
     });
 }
@@ -383,6 +417,7 @@ pub fn embedding_gradient<T: Real>(
 /// dL/dC = Q^T dL/dA + Q_dot^T dE/dA
 fn coefficient_gradient<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, plan: &Plan) {
     let (m1, columns, n_panels) = (batch.model.n_embed(), plan.columns(), plan.panels().len());
+    let n_env = batch.components();
     let Buffers { q, q_dot, de_a, dl_a, dl_c, cut, .. } = buffers;
     dl_c.clear();
     dl_c.resize(n_stacks(batch.model) * columns * m1, T::ZERO);
@@ -401,7 +436,7 @@ fn coefficient_gradient<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Bu
                 continue;
             }
             let cut = cut.block(batch, b, plan);
-            let (from, to) = (4 * block.row, 4 * (block.row + block.n));
+            let (from, to) = (n_env * block.row, n_env * (block.row + block.n));
             for (q, adjoint) in [(&*q, &*dl_a), (&*q_dot, &*de_a)] {
                 let (q, adjoint) = (&q[from * columns..to * columns], &adjoint[from * m1..to * m1]);
                 cut.gradient_add(out, q, adjoint, panel, term);
@@ -418,7 +453,7 @@ fn direct_gradient<T: Real>(pool: &Pool, grad: &mut [f64], batch: &Batch<T>, buf
         return;
     }
     let model = batch.model;
-    let stride = 4 * model.n_embed();
+    let stride = batch.components() * model.n_embed();
     let n_params = model.fitting_params().start;
     let mut partial = vec![Vec::new(); blocks.len()];
     let parts = Parts::new(&mut partial);

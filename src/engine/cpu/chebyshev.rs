@@ -151,6 +151,11 @@ impl Plan {
         self.empty[center * (self.first_panel.len() - 1) + neighbor]
     }
 
+    /// The panel of the slots of excluded neighbours, whose argument is 0.
+    pub fn zero_panel(&self, neighbor: usize) -> usize {
+        self.panel_of(neighbor, 0.0)
+    }
+
     /// The argument of the polynomials of a panel at `s`: `(y + skew) / (1 + skew y)` with y = (s - middle) / half.
     pub fn argument(&self, panel: usize, s: f64) -> f64 {
         let panel = &self.panels[panel];

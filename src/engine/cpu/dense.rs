@@ -1,9 +1,11 @@
-//! Dense products `C = A B` and `C += A B` without packing.
+//! Dense products `C = A B` and `C += A B`, without packing where vectors are wide; larger ones with AVX2 pack B ([`super::packed`]).
 //!
 //! A is read one number at a time (any strides), B and C by rows of vectors. A tile of C stays in registers over
 //! the whole inner dimension, so that each element is one sum in one fixed order: the result does not depend on
 //! how the work is split over threads.
 
+#[cfg(target_arch = "x86_64")]
+use super::packed;
 use super::real::Real;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
@@ -12,7 +14,7 @@ use super::simd::{Isa, Portable, Simd, ask_early, ask_to_write, isa};
 /// Rows of B that are asked for ahead of their use.
 const AHEAD: usize = 12;
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 /// Lines of other memory that are fetched for each row of B: see [`Meanwhile`].
 const LINES: usize = 2;
 
@@ -61,7 +63,7 @@ fn with_room<T>(c: &mut [T], ldc: usize, m: usize, n: usize) -> *mut T {
 #[derive(Clone, Copy)]
 pub struct Meanwhile {
     /// From where on, and how many lines.
-    places: [(*const u8, usize); 4],
+    pub(super) places: [(*const u8, usize); 4],
 }
 
 impl Meanwhile {
@@ -181,19 +183,32 @@ unsafe fn checked<T: Real>(
 /// The arguments of a product after the bounds were checked.
 #[derive(Clone, Copy)]
 pub struct Raw<T> {
-    c: *mut T,
-    ldc: usize,
-    turned: bool,
-    add: bool,
-    a: *const T,
-    a_row: usize,
-    a_col: usize,
-    b: *const T,
-    ldb: usize,
-    m: usize,
-    n: usize,
-    k: usize,
-    meanwhile: Meanwhile,
+    pub(super) c: *mut T,
+    pub(super) ldc: usize,
+    pub(super) turned: bool,
+    pub(super) add: bool,
+    pub(super) a: *const T,
+    pub(super) a_row: usize,
+    pub(super) a_col: usize,
+    pub(super) b: *const T,
+    pub(super) ldb: usize,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) meanwhile: Meanwhile,
+}
+
+impl<T> Raw<T> {
+    /// What is left when the first rows are done.
+    fn without_rows(self, done: usize) -> Self {
+        let place = if self.turned { done } else { done * self.ldc };
+        Raw {
+            a: self.a.wrapping_add(done * self.a_row),
+            c: self.c.wrapping_add(place),
+            m: self.m - done,
+            ..self
+        }
+    }
 }
 
 /// Calls the kernel of the best instruction set.
@@ -233,9 +248,14 @@ unsafe fn run_avx512<T: Real, S: Simd<T = T>>(raw: Raw<T>) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn run_avx2<T: Real, S: Simd<T = T>>(raw: Raw<T>) {
+unsafe fn run_avx2<T: Real, S: packed::Kernel<T = T>>(raw: Raw<T>) {
     // 4 x 3 accumulators, 3 vectors of B and one of A: all 16 registers.
-    unsafe { panels::<T, S, 4>(raw) }
+    unsafe {
+        let done = if packed::is_worth(&raw) { packed::run::<S>(&raw) } else { 0 };
+        if done < raw.m {
+            panels::<T, S, 4>(raw.without_rows(done));
+        }
+    }
 }
 
 /// The product, with or without fetching other memory meanwhile.
@@ -452,6 +472,8 @@ pub(super) unsafe fn turn_f64(turn: Turn<f64>) {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { turn_avx512::<f64, Avx512<f64>>(turn) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { turn_avx2::<f64, Avx2<f64>>(turn) },
         _ => unsafe { turn_by::<f64, Portable<f64>>(turn) },
     }
 }
@@ -464,6 +486,8 @@ pub(super) unsafe fn turn_f32(turn: Turn<f32>) {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { turn_avx512::<f32, Avx512<f32>>(turn) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { turn_avx2::<f32, Avx2<f32>>(turn) },
         _ => unsafe { turn_by::<f32, Portable<f32>>(turn) },
     }
 }
@@ -471,6 +495,12 @@ pub(super) unsafe fn turn_f32(turn: Turn<f32>) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
 unsafe fn turn_avx512<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
+    unsafe { turn_by::<T, S>(turn) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn turn_avx2<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
     unsafe { turn_by::<T, S>(turn) }
 }
 
@@ -551,12 +581,67 @@ mod tests {
             (13, 100, 64),
             (3, 7, 0),
             (21, 17, 9),
+            // More than a block of the inner dimension, and of rows.
+            (70, 37, 450),
         ] {
             for transposed in [false, true] {
                 for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
                     check::<f64>(m, n, k, transposed, accumulate, 1e-13);
                     check::<f32>(m, n, k, transposed, accumulate, 1e-4);
                 }
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn plain<T: Real, S: Simd<T = T>>(raw: Raw<T>) {
+        unsafe { panels::<T, S, 4>(raw) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn check_bits<T: Real, S: packed::Kernel<T = T>>(m: usize, n: usize, k: usize, turned: bool, add: bool) {
+        let cast = |x: Vec<f64>| x.into_iter().map(T::from_f64).collect::<Vec<T>>();
+        let (a, b, old) = (cast(noise(m * k, 0.3)), cast(noise(k * n, 0.7)), cast(noise(m * n, 0.9)));
+        let (mut want, mut got) = (old.clone(), old);
+        let far: Vec<u8> = vec![0; 5000];
+        let places =
+            [(far.as_ptr(), far.len()), (far.as_ptr(), 70), (std::ptr::null(), 9), (far.as_ptr(), 1)];
+        let raw = |c: &mut Vec<T>, meanwhile| Raw {
+            c: c.as_mut_ptr(),
+            ldc: if turned { m } else { n },
+            turned,
+            add,
+            a: a.as_ptr(),
+            a_row: k,
+            a_col: 1,
+            b: b.as_ptr(),
+            ldb: n,
+            m,
+            n,
+            k,
+            meanwhile,
+        };
+        // SAFETY: the matrices have these sizes, and the machine has AVX2.
+        unsafe {
+            plain::<T, S>(raw(&mut want, Meanwhile::NOTHING));
+            run_avx2::<T, S>(raw(&mut got, Meanwhile::new(places)));
+        }
+        let differ = (0..m * n).find(|&i| want[i].to_f64().to_bits() != got[i].to_f64().to_bits());
+        assert_eq!(differ, None, "{m}x{n}x{k}, turned {turned}, add {add}");
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn packed_products_have_the_bits_of_plain_ones() {
+        if isa() == Isa::Portable {
+            return eprintln!("skipped: no AVX2");
+        }
+        for (m, n, k) in [(8, 24, 8), (9, 25, 16), (64, 24, 500), (16, 128, 240), (75, 53, 193), (32, 8, 21)]
+        {
+            for (turned, add) in [(false, false), (false, true), (true, false)] {
+                check_bits::<f64, Avx2<f64>>(m, n, k, turned, add);
+                check_bits::<f32, Avx2<f32>>(m, n, k, turned, add);
             }
         }
     }

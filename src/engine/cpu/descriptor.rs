@@ -1,14 +1,80 @@
-//! The descriptor `D = A A[..M2]^T` of an atom, its tangent and its adjoint.
+//! From A of an atom to its descriptor D, with tangent and adjoint, by the descriptor's [`Form`].
 //!
-//! A is stored `[4, M1]`, D flattened `[M1, M2]`. Its first `square` rows (M2 or none) are a symmetric square of which only the
-//! lower triangle is kept (`fitting/fold.rs`).
+//! With directions `D = A A[..M2]^T`; A is stored `[4, M1]`, D flattened `[M1, M2]`. Its first `square` rows (M2 or none) are a symmetric square of which only the
+//! lower triangle is kept (`fitting/fold.rs`). Without, D is A times a number.
 
 use super::dense::{Accumulate, Strided, product, product_turned_into};
 use super::elementwise::add;
-use super::fitting::fold::mirror;
+use super::fitting::fold::{Fold, mirror};
 use super::real::Real;
 use super::scratch::scratch;
 use super::simd::multiversion;
+use crate::model::dp::Dp;
+use crate::model::dp::options::Form;
+
+/// The way from A to D for one model.
+#[derive(Debug, Clone, Copy)]
+pub struct Map {
+    form: Form,
+    m1: usize,
+    /// Rows of the square of which only the triangle is kept.
+    square: usize,
+}
+
+impl Map {
+    pub fn new(model: &Dp, fold: Fold) -> Map {
+        Map { form: model.descriptor().form(), m1: model.n_embed(), square: fold.square() }
+    }
+
+    /// As it is given to users: whole, nothing folded.
+    pub fn whole(model: &Dp) -> Map {
+        Map { form: model.descriptor().form(), m1: model.n_embed(), square: 0 }
+    }
+
+    /// Numbers of A of an atom.
+    pub fn stride(self) -> usize {
+        self.form.components() * self.m1
+    }
+
+    /// D from A.
+    pub fn forward<T: Real>(self, d: &mut [T], a: &[T]) {
+        match self.form {
+            Form::Directions { axis } => forward(d, a, self.m1, axis, self.square),
+            Form::Distances { scale } => scaled(&mut d[..self.m1], T::from_f64(scale), a),
+        }
+    }
+
+    /// The change of D.
+    pub fn tangent<T: Real>(self, d_dot: &mut [T], a: &[T], a_dot: &[T]) {
+        match self.form {
+            Form::Directions { axis } => tangent(d_dot, a, a_dot, self.m1, axis, self.square),
+            Form::Distances { scale } => scaled(&mut d_dot[..self.m1], T::from_f64(scale), a_dot),
+        }
+    }
+
+    /// The adjoint of A from that of D, overwritten.
+    pub fn adjoint<T: Real>(self, t: &mut [T], a: &[T], d_d: &[T]) {
+        match self.form {
+            Form::Directions { axis } => {
+                t.fill(T::ZERO);
+                adjoint_add(t, a, d_d, self.m1, axis, self.square);
+            }
+            Form::Distances { scale } => scaled(&mut t[..self.m1], T::from_f64(scale), d_d),
+        }
+    }
+
+    /// Adds the adjoint of A by way of the change of D, given that of the latter: nothing where D is linear in A.
+    pub fn tangent_adjoint_add<T: Real>(self, t: &mut [T], a_dot: &[T], d_d_dot: &[T]) {
+        if let Form::Directions { axis } = self.form {
+            adjoint_add(t, a_dot, d_d_dot, self.m1, axis, self.square);
+        }
+    }
+}
+
+/// `out = scale x`
+fn scaled<T: Real>(out: &mut [T], scale: T, x: &[T]) {
+    out.iter_mut().zip(x).for_each(|(out, &x)| *out = scale * x);
+}
 
 /// Numbers of row `m` that are kept, and where they start.
 #[inline(always)]
@@ -21,7 +87,7 @@ fn kept(m: usize, m2: usize, square: usize) -> (usize, usize) {
 
 multiversion! {
     /// `d[m, k] = sum_c a[c, m] a[c, k]`
-    pub fn forward<T: Real>(d: &mut [T], a: &[T], m1: usize, m2: usize, square: usize) {
+    fn forward<T: Real>(d: &mut [T], a: &[T], m1: usize, m2: usize, square: usize) {
         match m2 {
             8 => forward_by::<T, 8>(d, a, m1, square),
             16 => forward_by::<T, 16>(d, a, m1, square),
@@ -32,7 +98,7 @@ multiversion! {
 
 multiversion! {
     /// `d_dot[m, k] = sum_c a_dot[c, m] a[c, k] + a[c, m] a_dot[c, k]`
-    pub fn tangent<T: Real>(d_dot: &mut [T], a: &[T], a_dot: &[T], m1: usize, m2: usize, square: usize) {
+    fn tangent<T: Real>(d_dot: &mut [T], a: &[T], a_dot: &[T], m1: usize, m2: usize, square: usize) {
         match m2 {
             8 => tangent_by::<T, 8>(d_dot, a, a_dot, m1, square),
             16 => tangent_by::<T, 16>(d_dot, a, a_dot, m1, square),
@@ -125,7 +191,7 @@ fn tangent_any<T: Real>(d_dot: &mut [T], a: &[T], a_dot: &[T], m1: usize, m2: us
 }
 
 /// Adds the adjoint of `D = A A[..M2]^T`: `t[c, m] += d_d[m, k] a[c, k]`, `t[c, k] += d_d[m, k] a[c, m]`.
-pub fn adjoint_add<T: Real>(t: &mut [T], a: &[T], d_d: &[T], m1: usize, m2: usize, square: usize) {
+fn adjoint_add<T: Real>(t: &mut [T], a: &[T], d_d: &[T], m1: usize, m2: usize, square: usize) {
     assert!(t.len() >= 4 * m1, "room for the adjoint of A");
     let (triangle, d_d) = d_d.split_at(square * (square + 1) / 2);
     let rest = m1 - square;

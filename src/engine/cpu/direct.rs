@@ -1,6 +1,6 @@
 //! The embedding by the net itself, pair by pair: where the series does not hold, or is not wanted.
 //!
-//! G depends on s alone, so a pair needs G(s) and G'(s); the second pass differentiates both by the parameters.
+//! G depends on s alone, so a pair needs G(s), G'(s) and what G is multiplied by in A: its env ([`Form`]). The second pass differentiates both by the parameters.
 //! Everything is float64: this path is for correctness, the series for speed.
 
 use super::dense::{Accumulate, Strided, product, transpose};
@@ -9,6 +9,8 @@ use super::frame::{CpuFrame, empty_slot};
 use super::real::Real;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
+use crate::model::dp::options::Form;
+use crate::model::dp::table::EmbeddingTable;
 use crate::model::net::{LayerShape, NetShape, Shortcut};
 
 /// One layer on many rows: value, and derivative by s.
@@ -28,6 +30,8 @@ struct JetLayer {
 #[derive(Default)]
 pub struct JetNet {
     layers: Vec<JetLayer>,
+    /// G and G' of a table, where one stands in for the net.
+    looked_up: Option<(Vec<f64>, Vec<f64>)>,
 }
 
 impl JetNet {
@@ -51,14 +55,27 @@ impl JetNet {
         }
     }
 
+    /// Takes G and G' from the table of a compressed model.
+    fn look_up(&mut self, table: &EmbeddingTable, width: usize, s: &[f64]) {
+        let (mut g, mut g1) = (vec![0.0; s.len() * width], vec![0.0; s.len() * width]);
+        for ((g, g1), &s) in g.chunks_exact_mut(width).zip(g1.chunks_exact_mut(width)).zip(s) {
+            table.evaluate(g, g1, s);
+        }
+        self.looked_up = Some((g, g1));
+    }
+
     /// G and G', `[rows, M1]`.
     fn output(&self) -> (&[f64], &[f64]) {
+        if let Some((g, g1)) = &self.looked_up {
+            return (g, g1);
+        }
         let last = &self.layers[self.layers.len() - 1];
         (&last.y, &last.y1)
     }
 
     /// Adds the gradient of `<g, G> + <g1, G'>` by the parameters.
     fn backward_add(&self, grad: &mut [f64], net: &NetShape, params: &[f64], g: Vec<f64>, g1: Vec<f64>) {
+        assert!(self.looked_up.is_none(), "a compressed model has no parameters to train");
         let (mut g, mut g1) = (g, g1);
         for (layer, shape) in self.layers.iter().zip(&net.layers).rev() {
             (g, g1) = layer.backward(grad, shape, params, &g, &g1);
@@ -151,12 +168,31 @@ impl JetLayer {
     }
 }
 
-/// The neighbours of one atom of one type, with the empty slots as a last row.
+/// The neighbours of one atom of one type, with the slots in which nobody is seen as last rows.
+#[derive(Default)]
 struct Rows {
-    /// `[n, 4]`
-    row: Vec<[f64; 4]>,
+    /// `[n]` the components that there are, then zeros.
+    env: Vec<[f64; 4]>,
     s: Vec<f64>,
     weight: Vec<f64>,
+}
+
+impl Rows {
+    /// Adds slots in which nobody is seen.
+    fn push_still(&mut self, model: &Dp, s: f64, count: u32) {
+        if count > 0 {
+            self.env.push([model.descriptor().form().first(s), 0.0, 0.0, 0.0]);
+            self.s.push(s);
+            self.weight.push(f64::from(count));
+        }
+    }
+}
+
+/// How s and env of a neighbour change.
+#[derive(Clone, Copy, Default)]
+struct Dot {
+    s: f64,
+    env: [f64; 4],
 }
 
 /// A distance vector and the normalised functions of its length, as `pairs.rs` has them.
@@ -182,23 +218,55 @@ impl Pair {
             q_slope: q_r / (r * dstd[1]),
         }
     }
+
+    fn env(&self, form: Form) -> [f64; 4] {
+        match form {
+            Form::Directions { .. } => [self.s, self.q * self.d[0], self.q * self.d[1], self.q * self.d[2]],
+            Form::Distances { .. } => [1.0, 0.0, 0.0, 0.0],
+        }
+    }
+
+    /// The change of s and env along `v`.
+    fn dot(&self, form: Form, v: [f64; 3]) -> Dot {
+        let Pair { d, s_slope, q, q_slope, .. } = self;
+        let rr = d[0] * v[0] + d[1] * v[1] + d[2] * v[2];
+        let s = s_slope * rr;
+        let turn = q_slope * rr;
+        let env = match form {
+            Form::Directions { .. } => {
+                [s, q * v[0] + turn * d[0], q * v[1] + turn * d[1], q * v[2] + turn * d[2]]
+            }
+            Form::Distances { .. } => [0.0; 4],
+        };
+        Dot { s, env }
+    }
+
+    /// dE/dd from dE/ds, in which that by way of the first component is where it is s, and dE/denv.
+    fn force(&self, form: Form, de_s: f64, de_env: [f64; 4]) -> [f64; 3] {
+        let Pair { d, s_slope, q, q_slope, .. } = self;
+        match form {
+            Form::Directions { .. } => {
+                let along = de_env[1] * d[0] + de_env[2] * d[1] + de_env[3] * d[2];
+                let radial = s_slope * de_s + q_slope * along;
+                [0, 1, 2].map(|k| q * de_env[k + 1] + radial * d[k])
+            }
+            Form::Distances { .. } => [0, 1, 2].map(|k| s_slope * de_s * d[k]),
+        }
+    }
 }
 
 fn rows<T: Real>(model: &Dp, frame: &CpuFrame<T>, r: usize, center: usize, t: usize) -> Rows {
-    let mut out = Rows { row: Vec::new(), s: Vec::new(), weight: Vec::new() };
+    let mut out = Rows::default();
+    let form = model.descriptor().form();
     for p in frame.pairs(r, t, model.n_types()) {
         let pair = Pair::new(model, frame, center, p);
-        out.row.push([pair.s, pair.q * pair.d[0], pair.q * pair.d[1], pair.q * pair.d[2]]);
+        out.env.push(pair.env(form));
         out.s.push(pair.s);
         out.weight.push(1.0);
     }
-    let padding = frame.padding[r * model.n_types() + t];
-    if padding > 0 {
-        let s = empty_slot(model, center);
-        out.row.push([s, 0.0, 0.0, 0.0]);
-        out.s.push(s);
-        out.weight.push(f64::from(padding));
-    }
+    let at = r * model.n_types() + t;
+    out.push_still(model, empty_slot(model, center), frame.padding[at]);
+    out.push_still(model, 0.0, frame.left_out.get(at).copied().unwrap_or(0));
     out
 }
 
@@ -221,35 +289,40 @@ impl<T: Real> Atom<'_, T> {
             if rows.s.is_empty() {
                 continue;
             }
-            let net = &self.model.embedding[self.model.embedding_net(self.center, t)];
-            jets.forward(net, self.params, &rows.s);
+            let index = self.model.embedding_net(self.center, t);
+            let net = &self.model.embedding[index];
+            match &self.model.tables {
+                Some(tables) => jets.look_up(&tables[index], net.n_out(), &rows.s),
+                None => jets.forward(net, self.params, &rows.s),
+            }
             visit(t, net, rows, &jets);
         }
     }
 
+    fn form(&self) -> Form {
+        self.model.descriptor().form()
+    }
+
     /// How the rows of one type move along `d_dot`, where `d_dot[k][p - first]` belongs to pair p; empty slots do not.
-    fn rows_dot(&self, t: usize, d_dot: [&[T]; 3], first: usize) -> Vec<[f64; 4]> {
+    fn rows_dot(&self, t: usize, d_dot: [&[T]; 3], first: usize) -> Vec<Dot> {
         let pairs = self.frame.pairs(self.row, t, self.model.n_types());
         pairs
             .map(|p| {
-                let Pair { d, s_slope, q, q_slope, .. } = Pair::new(self.model, self.frame, self.center, p);
                 let v = [0, 1, 2].map(|k| d_dot[k][p - first].to_f64());
-                let rr = d[0] * v[0] + d[1] * v[1] + d[2] * v[2];
-                let turn = q_slope * rr;
-                [s_slope * rr, q * v[0] + turn * d[0], q * v[1] + turn * d[1], q * v[2] + turn * d[2]]
+                Pair::new(self.model, self.frame, self.center, p).dot(self.form(), v)
             })
             .collect()
     }
 
     /// `A[c, m]` of this atom, overwritten.
     pub fn forward(&self, a: &mut [T]) {
-        let m1 = self.model.n_embed();
-        let mut sum = vec![0.0; 4 * m1];
+        let (m1, n_env) = (self.model.n_embed(), self.form().components());
+        let mut sum = vec![0.0; n_env * m1];
         self.each_type(|_, _, rows, jets| {
             let (g, _) = jets.output();
-            for (n, row) in rows.row.iter().enumerate() {
-                for c in 0..4 {
-                    let scale = rows.weight[n] * row[c];
+            for (n, env) in rows.env.iter().enumerate() {
+                for c in 0..n_env {
+                    let scale = rows.weight[n] * env[c];
                     add_scaled(&mut sum[c * m1..(c + 1) * m1], scale, &g[n * m1..(n + 1) * m1]);
                 }
             }
@@ -259,15 +332,15 @@ impl<T: Real> Atom<'_, T> {
 
     /// The change of A, overwritten.
     pub fn tangent(&self, a_dot: &mut [T], d_dot: [&[T]; 3], first: usize) {
-        let m1 = self.model.n_embed();
-        let mut sum = vec![0.0; 4 * m1];
+        let (m1, n_env) = (self.model.n_embed(), self.form().components());
+        let mut sum = vec![0.0; n_env * m1];
         self.each_type(|t, _, rows, jets| {
             let (g, g1) = jets.output();
-            for (n, row_dot) in self.rows_dot(t, d_dot, first).iter().enumerate() {
-                for c in 0..4 {
+            for (n, dot) in self.rows_dot(t, d_dot, first).iter().enumerate() {
+                for c in 0..n_env {
                     let sum = &mut sum[c * m1..(c + 1) * m1];
-                    add_scaled(sum, row_dot[c], &g[n * m1..(n + 1) * m1]);
-                    add_scaled(sum, row_dot[0] * rows.row[n][c], &g1[n * m1..(n + 1) * m1]);
+                    add_scaled(sum, dot.env[c], &g[n * m1..(n + 1) * m1]);
+                    add_scaled(sum, dot.s * rows.env[n][c], &g1[n * m1..(n + 1) * m1]);
                 }
             }
         });
@@ -282,8 +355,8 @@ impl<T: Real> Atom<'_, T> {
     }
 
     /// dE/dd of this atom's pairs from dE/dA, `de_d[k][p - first]`.
-    pub fn forces(&self, de_d: [&mut [T]; 3], de_a: &[T]) {
-        let m1 = self.model.n_embed();
+    pub fn forces(&self, mut de_d: [&mut [T]; 3], de_a: &[T]) {
+        let (m1, form) = (self.model.n_embed(), self.form());
         let scale = 1.0 / self.model.n_sel() as f64;
         let de_a: Vec<f64> = de_a.iter().map(|x| x.to_f64() * scale).collect();
         let first = self.frame.pairs(self.row, 0, self.model.n_types()).start;
@@ -291,15 +364,18 @@ impl<T: Real> Atom<'_, T> {
             let (g, g1) = jets.output();
             for (n, p) in self.frame.pairs(self.row, t, self.model.n_types()).enumerate() {
                 let at = n * m1..(n + 1) * m1;
-                let mut de = [0, 1, 2, 3].map(|c| dot(&g[at.clone()], &de_a[c * m1..(c + 1) * m1]));
-                for c in 0..4 {
-                    de[0] += rows.row[n][c] * dot(&g1[at.clone()], &de_a[c * m1..(c + 1) * m1]);
+                let mut de_env = [0.0; 4];
+                for (de_env, de_a) in de_env.iter_mut().zip(de_a.chunks_exact(m1)) {
+                    *de_env = dot(&g[at.clone()], de_a);
                 }
-                let Pair { d, s_slope, q, q_slope, .. } = Pair::new(self.model, self.frame, self.center, p);
-                let along = de[1] * d[0] + de[2] * d[1] + de[3] * d[2];
-                let radial = s_slope * de[0] + q_slope * along;
-                for k in 0..3 {
-                    de_d[k][p - first] = T::from_f64(q * de[k + 1] + radial * d[k]);
+                // Where env has directions, s is its first component.
+                let mut de_s = if form.components() == 4 { de_env[0] } else { 0.0 };
+                for (env, de_a) in rows.env[n].iter().zip(de_a.chunks_exact(m1)) {
+                    de_s += env * dot(&g1[at.clone()], de_a);
+                }
+                let pair = Pair::new(self.model, self.frame, self.center, p);
+                for (de_d, de) in de_d.iter_mut().zip(pair.force(form, de_s, de_env)) {
+                    de_d[p - first] = T::from_f64(de);
                 }
             }
         });
@@ -307,21 +383,21 @@ impl<T: Real> Atom<'_, T> {
 
     /// Adds dL/dparams of the embedding nets from the adjoints of A and of its tangent.
     pub fn backward_add(&self, grad: &mut [f64], d_dot: [&[T]; 3], first: usize, dl_a: &[T], de_a: &[T]) {
-        let m1 = self.model.n_embed();
+        let (m1, n_env) = (self.model.n_embed(), self.form().components());
         let scale = 1.0 / self.model.n_sel() as f64;
         let cast = |x: &[T]| x.iter().map(|x| x.to_f64() * scale).collect::<Vec<f64>>();
         let (dl_a, de_a) = (cast(dl_a), cast(de_a));
         self.each_type(|t, net, rows, jets| {
             let mut rows_dot = self.rows_dot(t, d_dot, first);
-            rows_dot.resize(rows.s.len(), [0.0; 4]);
+            rows_dot.resize(rows.s.len(), Dot::default());
             let (mut g, mut g1) = (vec![0.0; rows.s.len() * m1], vec![0.0; rows.s.len() * m1]);
-            for (n, (row, row_dot)) in rows.row.iter().zip(&rows_dot).enumerate() {
+            for (n, (env, dot)) in rows.env.iter().zip(&rows_dot).enumerate() {
                 let at = n * m1..(n + 1) * m1;
-                for c in 0..4 {
+                for c in 0..n_env {
                     let (dl, de) = (&dl_a[c * m1..(c + 1) * m1], &de_a[c * m1..(c + 1) * m1]);
-                    add_scaled(&mut g[at.clone()], rows.weight[n] * row[c], dl);
-                    add_scaled(&mut g[at.clone()], row_dot[c], de);
-                    add_scaled(&mut g1[at.clone()], row_dot[0] * row[c], de);
+                    add_scaled(&mut g[at.clone()], rows.weight[n] * env[c], dl);
+                    add_scaled(&mut g[at.clone()], dot.env[c], de);
+                    add_scaled(&mut g1[at.clone()], dot.s * env[c], de);
                 }
             }
             jets.backward_add(grad, net, self.params, g, g1);

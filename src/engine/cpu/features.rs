@@ -1,18 +1,20 @@
 //! The features Q of a block of atoms, cut into the panels of a plan.
 //!
-//! Q of a block stands panel after panel, `[n_panels, n, 4, K]`, so that what belongs to a panel lies together. Most atoms have no
+//! Q of a block stands panel after panel, `[n_panels, n, C, K]` with the components of env, so that what belongs to a panel lies together. Most atoms have no
 //! neighbour in some panels, and atoms of one type miss about the same ones: what no atom of a block has is left out of the
 //! products.
 
 use super::batch::{Batch, Segment};
 use super::chebyshev::Plan;
 use super::dense::{Accumulate, Strided, product};
-use super::frame::rows_of;
+use super::distances;
+use super::frame::{empty_slot, rows_of};
 use super::pairs::{self, Scale};
 use super::pool::Parts;
 use super::real::Real;
 use super::scratch::scratch;
 use super::walk::Terms;
+use crate::model::dp::options::Form;
 use std::ops::Range;
 
 /// A plan as the kernels read it, and how it cuts the pairs of a batch.
@@ -93,6 +95,10 @@ impl<T: Real> CutParts<'_, T> {
             for t in (0..n_types).filter(|&t| frame.padding[r * n_types + t] > 0) {
                 active[plan.empty_panel(block.center, t)] = true;
             }
+            let is_left_out = |t: usize| frame.left_out.get(r * n_types + t).is_some_and(|&n| n > 0);
+            for t in (0..n_types).filter(|&t| is_left_out(t)) {
+                active[plan.zero_panel(t)] = true;
+            }
         }
         CutBlock { batch, block, plan, scales: self.scales, ends, active }
     }
@@ -116,9 +122,14 @@ impl<T: Real> CutBlock<'_, T> {
         (0..self.active.len()).filter(|&p| self.active[p])
     }
 
-    /// What Q of the block has of one panel: `[n, 4, K]`.
+    /// Numbers of env.
+    fn components(&self) -> usize {
+        self.batch.components()
+    }
+
+    /// What Q of the block has of one panel: `[n, C, K]`.
     fn place(&self, panel: usize) -> Range<usize> {
-        let size = 4 * self.block.n * self.plan.terms;
+        let size = self.components() * self.block.n * self.plan.terms;
         panel * size..(panel + 1) * size
     }
 
@@ -136,23 +147,49 @@ impl<T: Real> CutBlock<'_, T> {
     pub fn features(&self, q: &mut [T]) {
         let (model, terms) = (self.batch.model, self.plan.terms);
         let (frame, rows) = (self.batch.frames[self.block.frame], rows_of(model, self.block.center));
-        let (n_types, center) = (model.n_types(), self.block.center);
-        let mut walk = Terms::default();
-        self.each_panel(|k, panel, pairs| {
-            let out = &mut q[self.place(panel).start + 4 * k * terms..];
-            let (start, n) = (pairs.start, pairs.len());
-            pairs::features(out, &mut walk, terms, terms, &frame.d, &rows, start, n, self.scales[panel]);
+        match model.descriptor().form() {
+            Form::Directions { .. } => {
+                let mut walk = Terms::default();
+                self.each_panel(|k, panel, pairs| {
+                    let out = &mut q[self.place(panel).start + 4 * k * terms..];
+                    let (start, n) = (pairs.start, pairs.len());
+                    let scale = self.scales[panel];
+                    pairs::features(out, &mut walk, terms, terms, &frame.d, &rows, start, n, scale);
+                });
+            }
+            Form::Distances { .. } => {
+                let mut walk = Terms::default();
+                self.each_panel(|k, panel, pairs| {
+                    let out = &mut q[self.place(panel).start + k * terms..];
+                    let (start, n, scale) = (pairs.start, pairs.len(), self.scales[panel]);
+                    distances::features(out, &mut walk, terms, &frame.d, &rows, start, n, scale);
+                });
+            }
+        }
+        let center = self.block.center;
+        self.still_slots_add(q, &frame.padding, |t| {
+            (self.plan.empty_panel(center, t), empty_slot(model, center))
         });
-        scratch(terms, |empty: &mut [T]| {
+        if !frame.left_out.is_empty() {
+            self.still_slots_add(q, &frame.left_out, |t| (self.plan.zero_panel(t), 0.0));
+        }
+    }
+
+    /// Adds the slots in which nobody is seen, `counts[row, type]` of them; `at` has panel and argument of those of a type.
+    fn still_slots_add(&self, q: &mut [T], counts: &[u32], at: impl Fn(usize) -> (usize, f64)) {
+        let (model, terms) = (self.batch.model, self.plan.terms);
+        let (n_types, components) = (model.n_types(), self.components());
+        scratch(terms, |one: &mut [T]| {
             for t in 0..n_types {
-                let place = self.place(self.plan.empty_panel(center, t)).start;
-                self.plan.empty_slot(empty, model, center, t);
+                let (panel, s) = at(t);
+                let place = self.place(panel).start;
+                self.plan.still_slot(one, model, panel, s);
                 for k in 0..self.block.n {
-                    let padding = frame.padding[(self.block.local + k) * n_types + t];
-                    if padding > 0 {
-                        let padding = T::from_f64(f64::from(padding));
-                        let out = &mut q[place + 4 * k * terms..];
-                        out.iter_mut().zip(&*empty).for_each(|(out, &x)| *out += padding * x);
+                    let count = counts[(self.block.local + k) * n_types + t];
+                    if count > 0 {
+                        let count = T::from_f64(f64::from(count));
+                        let out = &mut q[place + components * k * terms..];
+                        out.iter_mut().zip(&*one).for_each(|(out, &x)| *out += count * x);
                     }
                 }
             }
@@ -165,22 +202,43 @@ impl<T: Real> CutBlock<'_, T> {
         let frame = self.batch.frames[self.block.frame];
         let rows = rows_of(self.batch.model, self.block.center);
         let first = self.batch.pairs(self.block).start;
-        let mut walk = Terms::default();
-        self.each_panel(|k, panel, pairs| {
-            pairs::features_tangent(
-                &mut q_dot[self.place(panel).start + 4 * k * terms..],
-                &mut walk,
-                terms,
-                terms,
-                &frame.d,
-                &rows,
-                d_dot,
-                first,
-                pairs.start,
-                pairs.len(),
-                self.scales[panel],
-            );
-        });
+        match self.batch.model.descriptor().form() {
+            Form::Directions { .. } => {
+                let mut walk = Terms::default();
+                self.each_panel(|k, panel, pairs| {
+                    pairs::features_tangent(
+                        &mut q_dot[self.place(panel).start + 4 * k * terms..],
+                        &mut walk,
+                        terms,
+                        terms,
+                        &frame.d,
+                        &rows,
+                        d_dot,
+                        first,
+                        pairs.start,
+                        pairs.len(),
+                        self.scales[panel],
+                    );
+                });
+            }
+            Form::Distances { .. } => {
+                let mut walk = Terms::default();
+                self.each_panel(|k, panel, pairs| {
+                    distances::features_tangent(
+                        &mut q_dot[self.place(panel).start + k * terms..],
+                        &mut walk,
+                        terms,
+                        &frame.d,
+                        &rows,
+                        d_dot,
+                        first,
+                        pairs.start,
+                        pairs.len(),
+                        self.scales[panel],
+                    );
+                });
+            }
+        }
     }
 
     /// `A = Q C`, overwritten; also of their tangents.
@@ -190,7 +248,7 @@ impl<T: Real> CutBlock<'_, T> {
         for panel in self.panels() {
             let q = Strided { data: &q[self.place(panel)], row: terms, col: 1 };
             let c = &c[panel * terms * m1..];
-            product(a, m1, accumulate, q, c, m1, 4 * self.block.n, m1, terms);
+            product(a, m1, accumulate, q, c, m1, self.components() * self.block.n, m1, terms);
             accumulate = Accumulate::Add;
         }
         if accumulate == Accumulate::Overwrite {
@@ -202,23 +260,26 @@ impl<T: Real> CutBlock<'_, T> {
     pub fn gradient_add(&self, dl_c: &mut [T], q: &[T], adjoint: &[T], panel: usize, term: usize) {
         let m1 = self.batch.model.n_embed();
         let q = Strided { data: &q[self.place(panel)][term..], row: 1, col: self.plan.terms };
-        product(dl_c, m1, Accumulate::Add, q, adjoint, m1, dl_c.len() / m1, m1, 4 * self.block.n);
+        let depth = self.components() * self.block.n;
+        product(dl_c, m1, Accumulate::Add, q, adjoint, m1, dl_c.len() / m1, m1, depth);
     }
 
     /// dE/dd of the pairs of the block: dE/dQ = dE/dA C^T, then one walk over the pairs. `c_t` has C^T of each panel.
     pub fn forces(&self, de_d: &mut [&mut [T]; 3], de_a: &[T], c_t: &[T]) {
         let (m1, terms) = (self.batch.model.n_embed(), self.plan.terms);
-        let n = self.block.n;
+        let (n, components) = (self.block.n, self.components());
+        let form = self.batch.model.descriptor().form();
         let frame = self.batch.frames[self.block.frame];
         let rows = rows_of(self.batch.model, self.block.center);
         let first = self.batch.pairs(self.block).start;
         let a = Strided { data: de_a, row: m1, col: 1 };
-        scratch(n * 4 * self.plan.columns() + 8 * terms, |buffers: &mut [T]| {
-            let (de_q, series) = buffers.split_at_mut(n * 4 * self.plan.columns());
+        let size = n * components * self.plan.columns();
+        scratch(size + 2 * components * terms, |buffers: &mut [T]| {
+            let (de_q, series) = buffers.split_at_mut(size);
             for panel in self.panels() {
                 let out = &mut de_q[self.place(panel)];
                 let c_t = &c_t[panel * terms * m1..];
-                product(out, terms, Accumulate::Overwrite, a, c_t, terms, 4 * n, terms, m1);
+                product(out, terms, Accumulate::Overwrite, a, c_t, terms, components * n, terms, m1);
             }
             self.each_panel(|k, panel, pairs| {
                 if pairs.is_empty() {
@@ -226,10 +287,19 @@ impl<T: Real> CutBlock<'_, T> {
                 }
                 let own = pairs.start - first..pairs.end - first;
                 let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
-                let de_q = &de_q[self.place(panel).start + 4 * k * terms..];
-                pairs::with_derivatives(series, de_q, terms, terms);
-                let (start, n) = (pairs.start, pairs.len());
-                pairs::forces(part, series, terms, &frame.d, &rows, start, n, self.scales[panel]);
+                let de_q = &de_q[self.place(panel).start + components * k * terms..];
+                let (start, n, scale) = (pairs.start, pairs.len(), self.scales[panel]);
+                match form {
+                    Form::Directions { .. } => {
+                        pairs::with_derivatives(series, de_q, terms, terms);
+                        pairs::forces(part, series, terms, &frame.d, &rows, start, n, scale);
+                    }
+                    Form::Distances { .. } => {
+                        let slopes = &mut series[..terms];
+                        distances::derivative(slopes, de_q, terms);
+                        distances::forces(part, slopes, &frame.d, &rows, start, n, scale);
+                    }
+                }
             });
         });
     }

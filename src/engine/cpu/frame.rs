@@ -31,6 +31,8 @@ pub struct CpuFrame<T> {
     pub d: [Vec<T>; 3],
     /// `[n_rows * n_types]` empty slots.
     pub padding: Vec<u32>,
+    /// `[n_rows * n_types]` slots of excluded neighbours where they count, else nothing: their argument is 0.
+    pub left_out: Vec<u32>,
     /// Pairs in which an atom is the neighbour: `reverse[reverse_start[j] ..]`.
     pub reverse_start: Vec<u32>,
     pub reverse: Vec<u32>,
@@ -61,18 +63,27 @@ impl<T: Real> CpuFrame<T> {
 
     /// Sorts and normalises the geometry of a frame.
     pub fn new(model: &Dp, geometry: &Geometry) -> Self {
+        Self::of_centers(model, geometry, 0..geometry.n_atoms())
+    }
+
+    /// As [`CpuFrame::new`] with the rows of some atoms only; the others are neighbours.
+    pub fn of_centers(model: &Dp, geometry: &Geometry, centers: Range<usize>) -> Self {
         let n_types = model.n_types();
         let n_atoms = geometry.n_atoms();
-        let mut order: Vec<u32> = (0..n_atoms as u32).filter(|&i| geometry.types[i as usize] >= 0).collect();
+        let n_pairs =
+            (geometry.start[centers.end * n_types] - geometry.start[centers.start * n_types]) as usize;
+        let centers = centers.start as u32..centers.end as u32;
+        let mut order: Vec<u32> = centers.filter(|&i| geometry.types[i as usize] >= 0).collect();
         order.sort_by_key(|&i| geometry.types[i as usize]);
         let type_of = |i: u32| geometry.types[i as usize] as usize;
         let block = (0..=n_types).map(|t| order.partition_point(|&i| type_of(i) < t)).collect();
         let mut frame = CpuFrame {
             n_atoms,
             pair_start: vec![0],
-            j: Vec::with_capacity(geometry.n_pairs()),
-            d: [0, 1, 2].map(|_| Vec::with_capacity(geometry.n_pairs())),
+            j: Vec::with_capacity(n_pairs),
+            d: [0, 1, 2].map(|_| Vec::with_capacity(n_pairs)),
             padding: Vec::with_capacity(order.len() * n_types),
+            left_out: Vec::new(),
             reverse_start: Vec::new(),
             reverse: Vec::new(),
             extra: Vec::with_capacity(order.len() * model.n_extra()),
@@ -105,6 +116,12 @@ impl<T: Real> CpuFrame<T> {
                 self.padding.push(padding);
                 if padding > 0 {
                     self.extend_range(empty_slot(model, center));
+                }
+                if let Some(&left_out) = geometry.left_out.get(i * model.n_types() + t) {
+                    self.left_out.push(left_out);
+                    if left_out > 0 {
+                        self.extend_range(0.0);
+                    }
                 }
             }
             let extra = &geometry.extra[i * n_extra..(i + 1) * n_extra];
@@ -220,13 +237,13 @@ impl Plan {
         }
     }
 
-    /// The part of Q that is not zero for one empty slot of a centre and neighbour type: s T_k(s) `[K]`.
-    pub fn empty_slot<T: Real>(&self, out: &mut [T], model: &Dp, center: usize, neighbor: usize) {
-        let s = empty_slot(model, center);
-        let x = self.argument(self.empty_panel(center, neighbor), s);
+    /// The part of Q that is not zero for one slot in which nobody is seen, whose argument `s` lies in this panel: the first
+    /// component of env times T_k(s) `[K]`.
+    pub fn still_slot<T: Real>(&self, out: &mut [T], model: &Dp, panel: usize, s: f64) {
+        let (x, env) = (self.argument(panel, s), model.descriptor().form().first(s));
         let (mut t, mut t_old) = (1.0, x);
         for out in out {
-            *out = T::from_f64(s * t);
+            *out = T::from_f64(env * t);
             (t, t_old) = (2.0 * x * t - t_old, t);
         }
     }

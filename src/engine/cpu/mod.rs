@@ -7,6 +7,8 @@
 pub mod simd;
 pub mod real;
 pub mod dense;
+#[cfg(target_arch = "x86_64")]
+mod packed;
 pub mod elementwise;
 pub mod pool;
 pub mod scratch;
@@ -16,6 +18,7 @@ pub mod panels;
 pub mod walk;
 pub mod evaluate;
 pub mod pairs;
+mod distances;
 pub mod frame;
 mod features;
 pub mod descriptor;
@@ -72,6 +75,8 @@ pub struct CpuEngine<T> {
     weights: Vec<T>,
     /// Where the parameters lie of which `weights` is a copy, while it is one.
     copied: Option<usize>,
+    /// The parameters do not change any more, and what follows from them is kept: see [`CpuEngine::freeze`].
+    frozen: bool,
     gradient: Vec<T>,
     /// Where the time goes.
     pub laps: Laps,
@@ -95,7 +100,7 @@ impl<T: Real> CpuEngine<T> {
             plan,
             range,
             series: Series::default(),
-            fitting: Fitting::new(model.fitting.clone(), model.descriptor().axis_neuron),
+            fitting: Fitting::new(model.fitting.clone(), model.descriptor().form().square()),
             vacuum: Vacuum::default(),
             layout: Layout::default(),
             buffers: Buffers::default(),
@@ -103,6 +108,7 @@ impl<T: Real> CpuEngine<T> {
             extra: Vec::new(),
             weights: Vec::new(),
             copied: None,
+            frozen: false,
             gradient: Vec::new(),
             laps: Laps::default(),
             model,
@@ -118,6 +124,17 @@ impl<T: Real> CpuEngine<T> {
         }
     }
 
+    /// Expands the nets and copies the weights once for all evaluations of these parameters, which must stay where they are and
+    /// what they are until [`Engine::forget_parameters`].
+    pub fn freeze(&mut self, params: &[f64]) {
+        if let Some(plan) = self.expand(params) {
+            self.buffers.stack_coefficients(&self.model, &plan, &self.series);
+        }
+        T::copy(params, &mut self.weights, &self.pool);
+        self.copied = Some(params.as_ptr().addr());
+        self.frozen = true;
+    }
+
     /// The series in force; `None` where the net itself is used.
     pub fn plan(&self) -> Option<&Plan> {
         self.plan.as_deref()
@@ -129,6 +146,7 @@ impl<T: Real> CpuEngine<T> {
 
     /// Expands the embedding nets; changes to another plan where a tail is above the tolerance.
     fn expand(&mut self, params: &[f64]) -> Option<Arc<Plan>> {
+        self.frozen = false;
         let plan = self.plan.clone()?;
         self.series.expand(&self.pool, &plan, &self.model, params);
         if self.series.tail < T::SERIES_TOLERANCE {
@@ -201,7 +219,7 @@ impl<T: Real> Engine for CpuEngine<T> {
 
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrame<T>]) {
         self.laps.start();
-        let plan = self.expand(params);
+        let plan = if self.frozen { self.plan.clone() } else { self.expand(params) };
         if self.copied != Some(params.as_ptr().addr()) {
             T::copy(params, &mut self.weights, &self.pool);
         }
@@ -215,7 +233,7 @@ impl<T: Real> Engine for CpuEngine<T> {
         let (model, layout) = (&*self.model, &self.layout);
         let batch = Batch { model, params, frames: batch, plan: plan.as_deref(), layout };
         self.buffers.resize(&batch);
-        if let Some(plan) = &plan {
+        if let Some(plan) = plan.as_ref().filter(|_| !self.frozen) {
             self.buffers.stack_coefficients(&self.model, plan, &self.series);
         }
         self.fitting.resize(&self.layout.group_sizes);
@@ -266,10 +284,22 @@ impl<T: Real> Engine for CpuEngine<T> {
 
     fn forget_parameters(&mut self) {
         self.copied = None;
+        self.frozen = false;
     }
 }
 
 impl<T: Real> CpuEngine<T> {
+    /// Adds the virial of each atom `[n_atoms, 9]` to `out`, after [`Engine::evaluate`] of this frame alone. What a pair brings
+    /// belongs to the neighbour, as in DeePMD-kit.
+    pub fn atom_virial_add(&self, out: &mut [f64], frame: &CpuFrame<T>) {
+        blocks::atom_virial_add(&self.pool, out, frame, &self.buffers);
+    }
+
+    /// The descriptor of each atom `[n_atoms, width]`, after [`Engine::evaluate`] of this frame alone.
+    pub fn descriptors(&self, out: &mut [f64], frame: &CpuFrame<T>) {
+        blocks::descriptors(out, &self.model, frame, &self.layout, &self.buffers);
+    }
+
     /// The second pass without the gradient of the fitting nets.
     fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
         self.laps.start();

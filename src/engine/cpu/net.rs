@@ -1,7 +1,7 @@
 //! A net on many rows in float64, value and gradient: for the few hundred nodes of the series.
 
 use super::dense::{Accumulate, Strided, product};
-use super::elementwise::activate;
+use super::elementwise::{activate, add, multiply};
 use super::scratch::scratch;
 use crate::model::net::{LayerShape, NetShape, Shortcut};
 
@@ -51,11 +51,14 @@ fn layer_forward(layer: &mut LayerTrace, shape: &LayerShape, params: &[f64], row
     }
     activate(&mut layer.f, &mut layer.d, &mut layer.dd, shape.activation);
     for r in 0..rows {
-        for o in 0..n {
-            let scale = shape.idt.map_or(1.0, |t| params[t + o]);
-            let shortcut =
-                if shape.shortcut == Shortcut::None { 0.0 } else { layer.x[r * shape.n_in + o % shape.n_in] };
-            layer.y[r * n + o] = scale * layer.f[r * n + o] + shortcut;
+        let (y, f) = (&mut layer.y[r * n..(r + 1) * n], &layer.f[r * n..(r + 1) * n]);
+        match shape.idt {
+            Some(t) => multiply(y, &params[t..t + n], f),
+            None => y.copy_from_slice(f),
+        }
+        if shape.shortcut != Shortcut::None {
+            let x = &layer.x[r * shape.n_in..(r + 1) * shape.n_in];
+            y.chunks_mut(shape.n_in).for_each(|y| add(y, x));
         }
     }
 }
@@ -130,10 +133,8 @@ fn layer_backward(
         product(dl_x, n_in, Accumulate::Overwrite, a, w_t, n_in, rows, n_in, n);
     });
     if shape.shortcut != Shortcut::None {
-        for r in 0..rows {
-            for o in 0..n {
-                dl_x[r * n_in + o % n_in] += dl_y[r * n + o];
-            }
+        for (dl_x, dl_y) in dl_x.chunks_exact_mut(n_in).zip(dl_y.chunks_exact(n)) {
+            dl_y.chunks(n_in).for_each(|dl_y| add(dl_x, dl_y));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The work on pairs of the Chebyshev path.
+//! The work on pairs of the Chebyshev path, where env is the row of the environment matrix; `distances.rs` has it where env is 1.
 //!
 //! With the terms T_k(x_j) of neighbour j, `Q[c, k] = sum_j T_k(x_j) row_j[c]` holds the geometry of an atom and no
 //! parameter. Forces need `P_c(x) = sum_k dE/dQ[c, k] T_k(x)` and its derivative; the second pass needs the change
@@ -39,10 +39,10 @@ pub struct Scale<T> {
     pub slope: T,
 }
 
-type Lanes<T> = [T; CHUNK];
+pub(super) type Lanes<T> = [T; CHUNK];
 
 #[inline(always)]
-fn lanes<T: Real>(column: &[T], start: usize, n: usize, fill: T) -> Lanes<T> {
+pub(super) fn lanes<T: Real>(column: &[T], start: usize, n: usize, fill: T) -> Lanes<T> {
     let mut out = [fill; CHUNK];
     match column.get(start..start + CHUNK) {
         // Of a known length it is a few vectors and no call.
@@ -57,12 +57,12 @@ fn lanes<T: Real>(column: &[T], start: usize, n: usize, fill: T) -> Lanes<T> {
 }
 
 /// A chunk of pairs; unused lanes have rows of zeros.
-struct Chunk<T> {
-    d: [Lanes<T>; 3],
+pub(super) struct Chunk<T> {
+    pub d: [Lanes<T>; 3],
     /// The radial component of the row, (s - davg) / dstd: also the argument of the net.
-    s: Lanes<T>,
+    pub s: Lanes<T>,
     /// s' / (r dstd)
-    s_slope: Lanes<T>,
+    pub s_slope: Lanes<T>,
     /// q / dstd, so that the other components of the row are `q d`.
     q: Lanes<T>,
     /// q' / (r dstd)
@@ -72,7 +72,7 @@ struct Chunk<T> {
 impl<T: Real> Chunk<T> {
     /// The formulas of `engine/reference/env.rs`, lane by lane.
     #[inline(always)]
-    fn new(columns: &[Vec<T>; 3], start: usize, n: usize, rows: &Rows<T>) -> Self {
+    pub fn new(columns: &[Vec<T>; 3], start: usize, n: usize, rows: &Rows<T>) -> Self {
         let number = T::from_f64;
         // Unused lanes get a harmless distance, and are taken off by the mask.
         let [x, y, z] = columns;
@@ -105,7 +105,7 @@ impl<T: Real> Chunk<T> {
 
 /// The argument of the polynomials, and its slope with s.
 #[inline(always)]
-fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> (Lanes<T>, Lanes<T>) {
+pub(super) fn argument<T: Real>(s: &Lanes<T>, scale: Scale<T>) -> (Lanes<T>, Lanes<T>) {
     let (mut x, mut slope) = ([T::ZERO; CHUNK], [T::ZERO; CHUNK]);
     for l in 0..CHUNK {
         let y = (s[l] - scale.middle) * scale.inv_half;
@@ -122,7 +122,7 @@ multiversion! {
     /// - out     overwritten  `out[c * stride + k]`
     /// - walk    working memory
     /// - pairs   `start .. start + n` of the columns of distance vectors
-    pub fn features<T: Real>(out: &mut [T], walk: &mut Terms<T>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
+    pub fn features<T: Real>(out: &mut [T], walk: &mut Terms<T, 4>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
         let mut p = start;
         while p < start + n {
@@ -141,7 +141,7 @@ multiversion! {
     /// The change of Q of one atom and one neighbour type when the distance vectors move along `d_dot`.
     ///
     /// `d_dot[k][p - first]` belongs to pair p.
-    pub fn features_tangent<T: Real>(out: &mut [T], walk: &mut Terms<T>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
+    pub fn features_tangent<T: Real>(out: &mut [T], walk: &mut Terms<T, 4>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
         let mut p = start;
         while p < start + n {
@@ -209,7 +209,7 @@ multiversion! {
             let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
             let (x, x_slope) = argument(&s, scale);
             let mut sums = [[T::ZERO; CHUNK]; 8];
-            evaluate(&mut sums, series, &x);
+            evaluate(&mut sums, series, &x, here);
             let [value, slope]: [[Lanes<T>; 4]; 2] = [[sums[0], sums[1], sums[2], sums[3]], [sums[4], sums[5], sums[6], sums[7]]];
             let mut out = [[T::ZERO; CHUNK]; 3];
             for l in 0..CHUNK {

@@ -143,6 +143,16 @@ pub unsafe trait Simd: Copy {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     /// Asks for the cache line at `p`, which may lie anywhere.
     fn prefetch(p: *const Self::T);
+    /// As [`Simd::store_turned`], of four rows.
+    #[inline(always)]
+    unsafe fn store_four_turned(p: *mut Self::T, ld: usize, rows: [Self::V; 4], n: usize) {
+        let rows = rows.as_ptr().cast::<Self::T>();
+        for l in 0..n {
+            for r in 0..4 {
+                unsafe { *p.add(l * ld + r) = *rows.add(r * Self::LANES + l) };
+            }
+        }
+    }
     /// Writes eight rows turned: number `l < n` of row r goes to `p[l * ld + r]`.
     #[inline(always)]
     unsafe fn store_turned(p: *mut Self::T, ld: usize, rows: [Self::V; 8], n: usize) {
@@ -373,8 +383,58 @@ mod x86 {
         turn_f32
     );
 
+    /// Four rows of four numbers.
+    #[inline(always)]
+    unsafe fn turn_four_f64(p: *mut f64, ld: usize, rows: [__m256d; 4], n: usize) {
+        unsafe {
+            let [a, b, c, d] = rows;
+            // Columns 0 2 (and 1 3) of two rows each.
+            let even = [_mm256_unpacklo_pd(a, b), _mm256_unpacklo_pd(c, d)];
+            let odd = [_mm256_unpackhi_pd(a, b), _mm256_unpackhi_pd(c, d)];
+            let columns = [
+                _mm256_permute2f128_pd::<0x20>(even[0], even[1]),
+                _mm256_permute2f128_pd::<0x20>(odd[0], odd[1]),
+                _mm256_permute2f128_pd::<0x31>(even[0], even[1]),
+                _mm256_permute2f128_pd::<0x31>(odd[0], odd[1]),
+            ];
+            for l in 0..4 {
+                if l < n {
+                    _mm256_storeu_pd(p.add(l * ld), columns[l]);
+                }
+            }
+        }
+    }
+
+    /// Four rows of eight numbers: two squares of four by four.
+    #[inline(always)]
+    unsafe fn turn_four_f32(p: *mut f32, ld: usize, rows: [__m256; 4], n: usize) {
+        unsafe {
+            let [a, b, c, d] = rows;
+            let pairs = [
+                _mm256_castps_pd(_mm256_unpacklo_ps(a, b)),
+                _mm256_castps_pd(_mm256_unpackhi_ps(a, b)),
+                _mm256_castps_pd(_mm256_unpacklo_ps(c, d)),
+                _mm256_castps_pd(_mm256_unpackhi_ps(c, d)),
+            ];
+            let columns = [
+                _mm256_castpd_ps(_mm256_unpacklo_pd(pairs[0], pairs[2])),
+                _mm256_castpd_ps(_mm256_unpackhi_pd(pairs[0], pairs[2])),
+                _mm256_castpd_ps(_mm256_unpacklo_pd(pairs[1], pairs[3])),
+                _mm256_castpd_ps(_mm256_unpackhi_pd(pairs[1], pairs[3])),
+            ];
+            for l in 0..4 {
+                if l < n {
+                    _mm_storeu_ps(p.add(l * ld), _mm256_castps256_ps128(columns[l]));
+                }
+                if l + 4 < n {
+                    _mm_storeu_ps(p.add((l + 4) * ld), _mm256_extractf128_ps::<1>(columns[l]));
+                }
+            }
+        }
+    }
+
     macro_rules! avx2 {
-        ($t:ty, $v:ty, $lanes:literal, $int:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $fms:ident, $add:ident) => {
+        ($t:ty, $v:ty, $lanes:literal, $int:ty, $set1:ident, $load:ident, $mload:ident, $store:ident, $mstore:ident, $fma:ident, $fms:ident, $add:ident, $turn:ident) => {
             // SAFETY: the trait's contract: AVX2 and FMA are there and pointers are valid.
             unsafe impl Simd for Avx2<$t> {
                 type T = $t;
@@ -419,6 +479,18 @@ mod x86 {
                     // SAFETY: a prefetch never faults.
                     unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 }
+                #[inline(always)]
+                unsafe fn store_four_turned(p: *mut $t, ld: usize, rows: [$v; 4], n: usize) {
+                    unsafe { $turn(p, ld, rows, n) }
+                }
+                #[inline(always)]
+                unsafe fn store_turned(p: *mut $t, ld: usize, rows: [$v; 8], n: usize) {
+                    let [a, b, c, d, e, f, g, h] = rows;
+                    unsafe {
+                        $turn(p, ld, [a, b, c, d], n);
+                        $turn(p.add(4), ld, [e, f, g, h], n);
+                    }
+                }
             }
         };
     }
@@ -434,7 +506,8 @@ mod x86 {
         _mm256_maskstore_pd,
         _mm256_fmadd_pd,
         _mm256_fmsub_pd,
-        _mm256_add_pd
+        _mm256_add_pd,
+        turn_four_f64
     );
     avx2!(
         f32,
@@ -448,6 +521,7 @@ mod x86 {
         _mm256_maskstore_ps,
         _mm256_fmadd_ps,
         _mm256_fmsub_ps,
-        _mm256_add_ps
+        _mm256_add_ps,
+        turn_four_f32
     );
 }

@@ -4,14 +4,13 @@ use super::*;
 use crate::engine::Piece;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
-    deviation, frame, model, model_with, options, run, seeds, steep_params,
+    deviation, distances, frame, model, model_with, options, run, seeds, steep_params,
 };
 use crate::model::activation::Activation;
-use crate::model::dp::options::SeE2AOptions;
-use crate::optim::Adam;
-use crate::optim::options::OptimizerOptions;
+use crate::model::dp::options::DescriptorOptions;
+use crate::optim::{Adam, AdamOptions};
 
-fn compare<T: Real>(descriptor: SeE2AOptions, mode: EmbeddingMode, threads: usize, tolerance: f64) {
+fn compare<T: Real>(descriptor: DescriptorOptions, mode: EmbeddingMode, threads: usize, tolerance: f64) {
     compare_models::<T>(model(descriptor), mode, threads, tolerance);
 }
 
@@ -53,7 +52,7 @@ fn the_series_in_float64_agrees_with_the_reference() {
 #[test]
 fn steep_nets_on_panels_agree_with_the_reference_for_every_number_of_threads() {
     for type_one_side in [false, true] {
-        let model = model(SeE2AOptions { type_one_side, ..options() });
+        let model = model(DescriptorOptions { type_one_side, ..options() });
         let params = steep_params(&model);
         compare_params::<f64>(model.clone(), &params, SERIES, 2, 1e-9);
         compare_params::<f32>(model.clone(), &params, SERIES, 2, 2e-3);
@@ -86,15 +85,27 @@ fn float32_agrees_with_the_reference_to_its_precision() {
 
 #[test]
 fn one_sided_nets_and_excluded_pairs_agree_with_the_reference() {
-    let descriptor = SeE2AOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
+    let descriptor = DescriptorOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
     compare::<f64>(descriptor.clone(), SERIES, 2, 1e-9);
     compare::<f64>(descriptor, EmbeddingMode::Direct, 2, 1e-12);
 }
 
 #[test]
+fn distances_alone_agree_with_the_reference() {
+    for descriptor in [distances(), DescriptorOptions { type_one_side: false, ..distances() }] {
+        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-9);
+        compare::<f32>(descriptor.clone(), SERIES, 2, 3e-4);
+        compare::<f64>(descriptor.clone(), EmbeddingMode::Direct, 2, 1e-12);
+        let model = model(descriptor);
+        let params = steep_params(&model);
+        compare_params::<f64>(model, &params, SERIES, 2, 1e-9);
+    }
+}
+
+#[test]
 fn other_activations_agree_with_the_reference() {
     for activation in [Activation::Gelu, Activation::Relu, Activation::Softplus] {
-        compare::<f64>(SeE2AOptions { activation, ..options() }, SERIES, 2, 1e-9);
+        compare::<f64>(DescriptorOptions { activation, ..options() }, SERIES, 2, 1e-9);
     }
 }
 
@@ -153,7 +164,7 @@ fn train<T: Real>(engine: &mut CpuEngine<T>, params: &mut [f64]) {
     let prepare = engine.preparer();
     let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
     let batch: Vec<_> = prepared.iter().collect();
-    let options = OptimizerOptions::Adam { beta1: 0.9, beta2: 0.999, weight_decay: 0.0 };
+    let options = AdamOptions { beta1: 0.9, beta2: 0.999, weight_decay: 0.0, decoupled: false };
     let adam = Adam::new(options, std::iter::once(0..params.len()).collect(), params.len());
     let mut adam = adam.in_single(engine.is_single());
     let (mut out, mut grad) = (Prediction::default(), vec![0.0; params.len()]);
@@ -162,7 +173,7 @@ fn train<T: Real>(engine: &mut CpuEngine<T>, params: &mut [f64]) {
         let seeds = seeds(&out);
         let ready = engine.backward_but_pieces(&mut grad, params, &batch, &seeds).expect("it has pieces");
         // SAFETY: the engine gives out every piece once, and what is ready is not among them.
-        let pieces = unsafe { adam.by_pieces(params, 1e-2, step) };
+        let pieces = unsafe { adam.pieces(params, 1e-2, step) };
         engine.hand_out(&pieces);
         pieces.take(ready.start, Piece::Double(&grad[ready]));
     }

@@ -13,25 +13,25 @@ use super::simd::{Isa, Portable, Simd, isa};
 /// The widest vector of any instruction set.
 pub const WIDEST: usize = 16;
 
-/// A chunk of pairs, pair after pair.
-pub struct Terms<T> {
+/// A chunk of pairs, pair after pair; their env has C components, 1 or 4.
+pub struct Terms<T, const C: usize> {
     /// Two vectors for each pair: T_0 .. T_{W-1}, and those before, T_{-W} .. T_{-1} = T_W .. T_1.
     t: [T; 2 * WIDEST * CHUNK],
     /// The same of the slopes T_k'.
     u: [T; 2 * WIDEST * CHUNK],
-    /// Factors of T_k and of T_k', for the four components of a row.
-    pub a: [[T; 4]; CHUNK],
-    pub b: [[T; 4]; CHUNK],
+    /// Factors of T_k and of T_k', for the components of env.
+    pub a: [[T; C]; CHUNK],
+    pub b: [[T; C]; CHUNK],
 }
 
-impl<T: Real> Default for Terms<T> {
+impl<T: Real, const C: usize> Default for Terms<T, C> {
     fn default() -> Self {
         let none = [T::ZERO; 2 * WIDEST * CHUNK];
-        Terms { t: none, u: none, a: [[T::ZERO; 4]; CHUNK], b: [[T::ZERO; 4]; CHUNK] }
+        Terms { t: none, u: none, a: [[T::ZERO; C]; CHUNK], b: [[T::ZERO; C]; CHUNK] }
     }
 }
 
-impl<T: Real> Terms<T> {
+impl<T: Real, const C: usize> Terms<T, C> {
     /// Adds the sums of the first `n` pairs, whose arguments are `x`, to `out[c * stride + k]`.
     #[inline(always)]
     pub fn add_to(
@@ -43,10 +43,12 @@ impl<T: Real> Terms<T> {
         n: usize,
         with_slopes: bool,
     ) {
-        assert!(out.len() >= 3 * stride + terms && n <= CHUNK, "room for the sums of a chunk");
+        const { assert!(C == 1 || C == 4, "the kernels know env of one or of four components") };
+        assert!(out.len() >= (C - 1) * stride + terms && n <= CHUNK, "room for the sums of a chunk");
         let (t, u) = (self.t.as_mut_ptr(), self.u.as_mut_ptr());
         let (a, b) = (self.a.as_ptr().cast(), self.b.as_ptr().cast());
-        let raw = Walk { out: out.as_mut_ptr(), stride, terms, n, x: x.as_ptr(), t, u, a, b, with_slopes };
+        let (out, x, components) = (out.as_mut_ptr(), x.as_ptr(), C);
+        let raw = Walk { out, stride, terms, n, x, t, u, a, b, components, with_slopes };
         // SAFETY: the bounds were checked above, and the buffers are large enough for every width.
         unsafe { T::walk_kernel(raw) }
     }
@@ -64,6 +66,7 @@ pub struct Walk<T> {
     u: *mut T,
     a: *const T,
     b: *const T,
+    components: usize,
     with_slopes: bool,
 }
 
@@ -104,21 +107,25 @@ unsafe fn run<T: Real, S: Simd<T = T>>(raw: Walk<T>) {
     unsafe {
         if raw.with_slopes {
             start::<T, S, true>(raw);
-            blocks::<T, S, true>(raw)
         } else {
             start::<T, S, false>(raw);
-            blocks::<T, S, false>(raw)
+        }
+        match (raw.components, raw.with_slopes) {
+            (1, true) => blocks::<T, S, 1, true>(raw),
+            (1, false) => blocks::<T, S, 1, false>(raw),
+            (_, true) => blocks::<T, S, 4, true>(raw),
+            (_, false) => blocks::<T, S, 4, false>(raw),
         }
     }
 }
 
-/// Starts the recurrences: T_0 .. T_W with a pair in each lane, turned so that a pair has them in a row.
+/// Starts the recurrences of the pairs: T_0 .. T_W with a pair in each lane, turned so that a pair has them in a row.
 #[inline(always)]
 unsafe fn start<T: Real, S: Simd<T = T>, const SLOPES: bool>(raw: Walk<T>) {
     unsafe {
         let (zero, one) = (S::splat(T::ZERO), S::splat(T::ONE));
         let two = S::add(one, one);
-        for first in (0..CHUNK).step_by(S::LANES) {
+        for first in (0..raw.n).step_by(S::LANES) {
             let x = S::load(raw.x.add(first));
             let twice = S::add(x, x);
             let (mut t, mut u) = ([zero; WIDEST + 1], [zero; WIDEST + 1]);
@@ -153,7 +160,7 @@ unsafe fn deal<T: Real, S: Simd<T = T>>(out: *mut T, terms: &[S::V; WIDEST + 1])
 
 /// Some vectors of terms at a time, so that their sums fit into the registers: 32 of 512 bits, 16 otherwise.
 #[inline(always)]
-unsafe fn blocks<T: Real, S: Simd<T = T>, const SLOPES: bool>(raw: Walk<T>) {
+unsafe fn blocks<T: Real, S: Simd<T = T>, const C: usize, const SLOPES: bool>(raw: Walk<T>) {
     let n_blocks = raw.terms.div_ceil(S::LANES);
     let most = match (size_of::<S::V>() < 64, SLOPES) {
         (true, _) => 3,
@@ -164,12 +171,12 @@ unsafe fn blocks<T: Real, S: Simd<T = T>, const SLOPES: bool>(raw: Walk<T>) {
     while first < n_blocks {
         unsafe {
             match (n_blocks - first).min(most) {
-                1 => pass::<T, S, 1, SLOPES>(raw, first),
-                2 => pass::<T, S, 2, SLOPES>(raw, first),
-                3 => pass::<T, S, 3, SLOPES>(raw, first),
-                4 => pass::<T, S, 4, SLOPES>(raw, first),
-                5 => pass::<T, S, 5, SLOPES>(raw, first),
-                _ => pass::<T, S, 6, SLOPES>(raw, first),
+                1 => pass::<T, S, 1, C, SLOPES>(raw, first),
+                2 => pass::<T, S, 2, C, SLOPES>(raw, first),
+                3 => pass::<T, S, 3, C, SLOPES>(raw, first),
+                4 => pass::<T, S, 4, C, SLOPES>(raw, first),
+                5 => pass::<T, S, 5, C, SLOPES>(raw, first),
+                _ => pass::<T, S, 6, C, SLOPES>(raw, first),
             }
         }
         first += most;
@@ -178,11 +185,14 @@ unsafe fn blocks<T: Real, S: Simd<T = T>, const SLOPES: bool>(raw: Walk<T>) {
 
 /// All pairs for `NB` vectors of terms.
 #[inline(always)]
-unsafe fn pass<T: Real, S: Simd<T = T>, const NB: usize, const SLOPES: bool>(raw: Walk<T>, first: usize) {
+unsafe fn pass<T: Real, S: Simd<T = T>, const NB: usize, const C: usize, const SLOPES: bool>(
+    raw: Walk<T>,
+    first: usize,
+) {
     unsafe {
         let zero = S::splat(T::ZERO);
         let width = S::LANES;
-        let mut sum = [[zero; 4]; NB];
+        let mut sum = [[zero; C]; NB];
         for p in 0..raw.n {
             let t = raw.t.add(p * 2 * width);
             let u = raw.u.add(p * 2 * width);
@@ -200,12 +210,12 @@ unsafe fn pass<T: Real, S: Simd<T = T>, const NB: usize, const SLOPES: bool>(raw
                 (now, old) = (S::mul_sub(turn, now, old), now);
             }
             for m in 0..NB {
-                for c in 0..4 {
-                    sum[m][c] = S::mul_add(S::splat(*raw.a.add(4 * p + c)), now, sum[m][c]);
+                for c in 0..C {
+                    sum[m][c] = S::mul_add(S::splat(*raw.a.add(C * p + c)), now, sum[m][c]);
                 }
                 if SLOPES {
-                    for c in 0..4 {
-                        sum[m][c] = S::mul_add(S::splat(*raw.b.add(4 * p + c)), slope, sum[m][c]);
+                    for c in 0..C {
+                        sum[m][c] = S::mul_add(S::splat(*raw.b.add(C * p + c)), slope, sum[m][c]);
                     }
                     (slope, slope_old) = (next_slope(now, slope, slope_old), slope);
                 }
@@ -231,17 +241,17 @@ unsafe fn pass<T: Real, S: Simd<T = T>, const NB: usize, const SLOPES: bool>(raw
 mod tests {
     use super::*;
 
-    fn check<T: Real>(terms: usize, n: usize, tolerance: f64) {
+    fn check<T: Real, const C: usize>(terms: usize, n: usize, tolerance: f64) {
         let x: [T; CHUNK] = std::array::from_fn(|l| T::from_f64((l as f64 * 0.83).sin()));
-        let mut chunk = Terms::<T>::default();
+        let mut chunk = Terms::<T, C>::default();
         for l in 0..CHUNK {
             chunk.a[l] = std::array::from_fn(|c| T::from_f64(((l * 5 + c) as f64).cos()));
             chunk.b[l] = std::array::from_fn(|c| T::from_f64(((l * 3 + c) as f64).sin()));
         }
         for slopes in [false, true] {
-            let mut out = vec![T::ONE; 4 * terms];
+            let mut out = vec![T::ONE; C * terms];
             chunk.add_to(&mut out, terms, terms, &x, n, slopes);
-            for c in 0..4 {
+            for c in 0..C {
                 for k in 0..terms {
                     let mut want = 1.0;
                     for l in 0..n {
@@ -264,8 +274,10 @@ mod tests {
     fn sums_agree_with_cosines_for_every_number_of_terms_and_pairs() {
         for terms in [16, 24, 40, 48, 64, 88, 112] {
             for n in [0, 1, 7, CHUNK] {
-                check::<f64>(terms, n, 1e-13);
-                check::<f32>(terms, n, 1e-5);
+                check::<f64, 4>(terms, n, 1e-13);
+                check::<f32, 4>(terms, n, 1e-5);
+                check::<f64, 1>(terms, n, 1e-13);
+                check::<f32, 1>(terms, n, 1e-5);
             }
         }
     }

@@ -2,24 +2,26 @@
 
 mod series;
 
-use super::device::{Buffer, Device, Event, Pinned, Stream, arguments};
 use super::direct::Direct;
-use super::layout::{Batch, Status, Turn};
+use super::frame::HostFrame;
+use super::layout::{Batch, Status, TURN_HEADER, Turn, View};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
+use super::program::*;
 use super::rows::{Arrangement, Room};
 use super::shape::{Content, FrameShape, Shape, work_bytes};
-use super::share::{self, Share};
+use super::share::Share;
 use super::store::Store;
 use crate::Result;
 use crate::engine::cpu::argument_range;
 use crate::engine::cpu::pool::Pool;
-use crate::loss::options::{EnerLossOptions, LossFunction};
+use crate::gpu::launch::Parameters;
+use crate::gpu::{Buffer, Device, Event, Kernel, Launch, Pinned, Ptr, Stream};
 use crate::model::dp::Dp;
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 /// Frames of the largest batch.
 const MAX_FRAMES: usize = 1 << 16;
@@ -31,16 +33,41 @@ const BLOCKS_BESIDE: usize = 2;
 const MOST_THREADS: usize = 8;
 /// Kinds of batches that are kept at a time.
 const MOST_SHAPES: usize = 32;
-/// Bytes before the slots of a turn.
-pub const TURN_HEADER: usize = 128;
 
 /// What a step computes beside energies and forces.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
-    /// The loss, where there is one, and the learning rate at which its prefactors start.
-    pub loss: Option<(EnerLossOptions, f64)>,
+    /// The loss, where there is one.
+    pub loss: Option<LossTerms>,
     /// Virials are wanted.
     pub virial: bool,
+}
+
+/// The loss that the device computes itself.
+#[derive(Debug, Clone)]
+pub struct LossTerms {
+    /// How an error enters it.
+    pub function: LossKind,
+    /// Force errors of an atom are divided by |F| + relative_f of its label, where given.
+    pub relative_f: Option<f64>,
+    /// Force errors enter by their norm for each atom.
+    pub f_use_norm: bool,
+    /// The energies of atoms have coefficients.
+    pub use_coeff: bool,
+    /// Forces of frames without weights have the weight 1.
+    pub default_pf: bool,
+    /// Squared errors of energy and virial are divided by N^2 instead of N.
+    pub intensive: bool,
+    /// The learning rate at which prefactors start.
+    pub start_lr: f64,
+}
+
+/// Squares, absolute values, or squares up to a limit (of energy, force, virial) and absolute values beyond.
+#[derive(Debug, Clone, Copy)]
+pub enum LossKind {
+    Mse,
+    Mae,
+    Huber([f64; 3]),
 }
 
 /// Where an update finds the gradient.
@@ -70,20 +97,22 @@ pub struct Core {
     pool: Pool,
     terms: Terms,
     constants: Batch,
-    pub turn: Buffer,
+    /// A [`Turn`] with its slots.
+    turn: Buffer<u8>,
     /// The numbers of the next steps, copied ahead: bytes of each and how many. Absent: each step's are copied before it.
-    ring: Option<(Buffer, u32, u32)>,
+    ring: Option<(Buffer<u8>, u32, u32)>,
     /// Steps taken from the ring.
-    counter: Buffer,
-    pub values: Buffer,
-    views: Buffer,
+    counter: Buffer<u32>,
+    /// `[PLACES, 16]`
+    pub values: Buffer<f64>,
+    views: Buffer<View>,
     n_views: usize,
     view_blocks: usize,
     /// Those of the embedding nets, which come first.
     embedding_blocks: usize,
     /// Which embedding nets learn.
-    trained: Buffer,
-    work: Option<Buffer>,
+    trained: Buffer<u32>,
+    work: Option<Buffer<u8>>,
     /// By kind, with when they were used last.
     shapes: HashMap<u128, (Arc<Shape>, u64)>,
     uses: u64,
@@ -122,7 +151,8 @@ impl Core {
         device.bind()?;
         let network = Network::new(device, model)?;
         let views = network.views();
-        let trained: Vec<i32> = views[..model.embedding.len()].iter().map(|view| view.trainable).collect();
+        let trained: Vec<u32> =
+            views[..model.embedding.len()].iter().map(|view| view.trainable as u32).collect();
         let mut core = Core {
             store: Store::new(device, capacity)?,
             series: None,
@@ -133,8 +163,8 @@ impl Core {
             constants: Batch::default(),
             turn: Buffer::zeroed(device, TURN_HEADER + 4 * MAX_FRAMES, "a step's numbers")?,
             ring: None,
-            counter: Buffer::zeroed(device, 8, "a step's numbers")?,
-            values: Buffer::zeroed(device, 128 * PLACES, "losses")?,
+            counter: Buffer::zeroed(device, 2, "a step's numbers")?,
+            values: Buffer::zeroed(device, 16 * PLACES, "losses")?,
             n_views: views.len(),
             view_blocks: super::network::n_blocks(&views),
             embedding_blocks: views[model.embedding.len()].first_block as usize,
@@ -168,20 +198,20 @@ impl Core {
         let d = model.descriptor();
         let mut c = Batch {
             frames: self.store.table(),
-            turn: self.turn.ptr(),
-            status: net.status.ptr(),
-            w_out: net.w_out.ptr(),
-            b_out: net.b_out.ptr(),
-            radial: net.radial.ptr(),
-            bias: net.bias.ptr(),
-            values: self.values.ptr(),
+            turn: self.turn.address(),
+            status: net.status.address(),
+            w_out: net.w_out.address(),
+            b_out: net.b_out.address(),
+            radial: net.radial.address(),
+            bias: net.bias.address(),
+            values: self.values.address(),
             rcut_smth: d.rcut_smth,
             inv_width: 1.0 / (d.rcut - d.rcut_smth),
             protection: d.env_protection,
             relative_f: f64::NAN,
             n_types: model.n_types() as i32,
             m1: model.n_embed() as i32,
-            m2: d.axis_neuron as i32,
+            m2: (d.width() / model.n_embed()) as i32,
             ldm: super::network::padded(model.n_embed()) as i32,
             n_extra: model.n_extra() as i32,
             wants_virial: i32::from(self.terms.virial),
@@ -193,18 +223,18 @@ impl Core {
             c.terms = series.plan.terms as i32;
             (c.n_panels, c.columns) = (series.embedding.n_panels, series.embedding.columns);
         }
-        if let Some((loss, start_lr)) = &self.terms.loss {
-            (c.function, c.delta) = match &loss.function {
-                LossFunction::Mse => (0, [0.0; 3]),
-                LossFunction::Mae => (1, [0.0; 3]),
-                LossFunction::Huber(h) => (2, [h.energy, h.force, h.virial]),
+        if let Some(loss) = &self.terms.loss {
+            (c.function, c.delta) = match loss.function {
+                LossKind::Mse => (0, [0.0; 3]),
+                LossKind::Mae => (1, [0.0; 3]),
+                LossKind::Huber(deltas) => (2, deltas),
             };
             c.relative_f = loss.relative_f.unwrap_or(f64::NAN);
             c.f_use_norm = i32::from(loss.f_use_norm);
-            c.use_coeff = i32::from(loss.enable_atom_ener_coeff);
-            c.default_pf = i32::from(loss.use_default_pf);
-            c.intensive = i32::from(loss.intensive_ener_virial);
-            c.start_lr = *start_lr;
+            c.use_coeff = i32::from(loss.use_coeff);
+            c.default_pf = i32::from(loss.default_pf);
+            c.intensive = i32::from(loss.intensive);
+            c.start_lr = loss.start_lr;
             c.used = 1;
         }
         self.constants = c;
@@ -221,10 +251,30 @@ impl Core {
     }
 
     /// Puts a frame into a slot.
-    pub fn put(&mut self, slot: usize, frame: &super::frame::HostFrame) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// A frame in page-locked memory must be kept until the copy is done: see [`Core::put_and_keep`].
+    unsafe fn put_kept(&mut self, slot: usize, frame: &HostFrame) -> Result<()> {
         let nets = self.series.as_ref().or(self.direct.as_ref().map(|direct| &direct.nets));
         let nets = nets.expect("a series is chosen before frames come");
-        self.store.put(slot, frame, nets, &self.constants)
+        // SAFETY: the constants are of this core; the rest is the caller's word.
+        unsafe { self.store.put(slot, frame, nets, &self.constants) }
+    }
+
+    /// Puts a frame of ordinary memory into a slot.
+    pub fn put(&mut self, slot: usize, frame: &HostFrame) -> Result<()> {
+        assert!(!frame.is_staged(), "a frame in page-locked memory is kept until it is copied");
+        // SAFETY: it was read when this returns.
+        unsafe { self.put_kept(slot, frame) }
+    }
+
+    /// Puts a frame into a slot and keeps it until it is copied.
+    pub fn put_and_keep(&mut self, slot: usize, frame: HostFrame) -> Result<()> {
+        // SAFETY: it is kept, also where this fails half-way.
+        let put = unsafe { self.put_kept(slot, &frame) };
+        self.store.keep(frame);
+        put
     }
 
     /// From now on batches share what is recorded: a batch may hold any frames, at most as many as `largest`. Which shape
@@ -361,96 +411,143 @@ impl Core {
         self.direct.as_ref().filter(|_| shape.batch.terms == 0)
     }
 
-    fn products(&self, launches: &[ProductLaunch]) -> Result<()> {
-        launches.iter().try_for_each(|launch| launch.launch(&self.device))
+    /// Starts a kernel on the main stream.
+    ///
+    /// # Safety
+    ///
+    /// See the module of this engine.
+    unsafe fn start<P: Parameters>(&self, kernel: Kernel<P>, launch: Launch, arguments: P) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { kernel.launch(&self.device, self.device.stream(), launch, arguments) }
+    }
+
+    /// Refuses shapes whose memory may be gone, and those of others.
+    fn check(&self, shape: &Shape) {
+        let is_kept = self.shapes.values().any(|(kept, _)| std::ptr::eq(&**kept, shape));
+        assert!(is_kept, "a shape is used while its core keeps it");
+    }
+
+    fn products(&self, launches: &[ProductLaunch], stream: Stream) -> Result<()> {
+        // SAFETY: those of a shape that is kept, and so is their memory.
+        launches.iter().try_for_each(|launch| unsafe { launch.launch(&self.device, stream) })
+    }
+
+    fn turn_ptr(&self) -> Ptr<Turn> {
+        Ptr::at(self.turn.address())
     }
 
     /// The coefficients of the series for the parameters on the device. They are made with every change of either, so that
     /// a step finds them; where there is no series yet, nothing is done.
     fn embed(&self) -> Result<()> {
         let Some(series) = &self.series else { return Ok(()) };
-        let (device, e, blocks) = (&self.device, &series.embedding, series.blocks());
-        let (shared, _) = series.shared;
-        device.launch("embed_forward", blocks, 256, shared, arguments![*e, series.room])?;
-        device.launch("embed_transform", series.transform_blocks(), 256, 0, arguments![*e])
+        let (e, (shared, _)) = (series.embedding, series.shared);
+        // SAFETY: see the module of this engine; the series has the memory of its nodes.
+        unsafe {
+            let forward = Launch::new(series.blocks(), 256).shared(shared);
+            self.start(EMBED_FORWARD, forward, (e, series.room))?;
+            self.start(EMBED_TRANSFORM, Launch::new(series.transform_blocks(), 256), (e,))
+        }
     }
 
     /// First pass: energies, forces, virials; with a loss also its value and seeds.
-    pub fn first_pass(&self, shape: &Shape) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// The numbers of the step that the device takes next ([`Core::set_turn`], [`Core::send_turn`]) are those of a batch for
+    /// which [`Core::shape`] gives this shape.
+    pub unsafe fn first_pass(&self, shape: &Shape) -> Result<()> {
+        self.check(shape);
         self.forces(shape)?;
         self.sums(shape, self.device.stream())
     }
 
     /// Forces and energies of atoms.
     fn forces(&self, shape: &Shape) -> Result<()> {
-        let (device, b) = (&self.device, &shape.batch);
-        let n = shape.n_rows;
+        let (b, n, main) = (shape.batch, shape.n_rows, self.device.stream());
         let (ring, stride, places) =
-            self.ring.as_ref().map_or((0, 0, 1), |(ring, s, n)| (ring.ptr(), *s, *n));
+            self.ring.as_ref().map_or((Ptr::NULL, 0, 1), |(ring, s, n)| (ring.ptr(), *s, *n));
         let counter = self.counter.ptr();
         let (tables_at, n_stacks) =
             (self.largest.map_or(0, |room| self.tables_at(room)) as u32, shape.n_stacks as i32);
-        let arguments = arguments![*b, ring, stride, places, counter, tables_at, n_stacks];
-        device.launch("begin", n.div_ceil(128), 128, 0, arguments)?;
+        let arguments = (b, ring, stride, places, counter, tables_at, n_stacks);
+        // SAFETY: see the module of this engine; the shape is kept.
+        unsafe { self.start(BEGIN, Launch::new(n.div_ceil(128), 128), arguments)? };
         match self.direct_of(shape) {
-            Some(direct) => direct.describe(b)?,
-            None => self.products(&shape.describe)?,
+            // SAFETY: room was made for its shapes.
+            Some(direct) => unsafe { direct.describe(&b)? },
+            None => self.products(&shape.describe, main)?,
         }
-        self.describe(shape, "descriptor", 4 * b.ldm as usize)?;
-        self.products(&shape.forward)?;
-        self.products(&shape.backward)?;
+        self.describe(shape, DESCRIPTOR, 4 * b.ldm as usize)?;
+        self.products(&shape.forward, main)?;
+        self.products(&shape.backward, main)?;
         self.adjoint(shape, 0)?;
         if let Some(direct) = self.direct_of(shape) {
-            direct.forces(b)?;
+            // SAFETY: as above.
+            unsafe { direct.forces(&b)? };
         } else {
-            self.products(&shape.de_q)?;
-            let (share, is_near) = Share::of_forces(device, n, b.columns as usize);
-            let is_near = i32::from(is_near);
-            self.rows("pair_forces", share, arguments![*b, share.each, is_near])?;
+            self.products(&shape.de_q, main)?;
+            let (share, is_near) = Share::of_forces(&self.device, n, b.columns as usize);
+            let kernel = if is_near { PAIR_FORCES } else { PAIR_FORCES_FAR };
+            // SAFETY: as above.
+            unsafe { self.start(kernel, share.launch(), (b, share.each))? };
         }
-        device.launch("collect", n.div_ceil(4), 128, 0, arguments![*b])
+        // SAFETY: as above.
+        unsafe { self.start(COLLECT, Launch::new(n.div_ceil(4), 128), (b,)) }
     }
 
     /// Energies and virials of frames, and the loss.
     fn sums(&self, shape: &Shape, stream: Stream) -> Result<()> {
-        let (device, b, e) = (&self.device, &shape.batch, &self.nets(self.series.is_some()).embedding);
-        device.launch_on(stream, "sum_frames", shape.frame_blocks, 256, 0, arguments![*b])?;
-        if self.terms.loss.is_some() {
-            device.launch_on(stream, "sum_batch", 1, 256, 0, arguments![*b, *e])?;
+        let (device, b, e) = (&self.device, shape.batch, self.nets(self.series.is_some()).embedding);
+        // SAFETY: see the module of this engine; the shape is kept.
+        unsafe {
+            SUM_FRAMES.launch(device, stream, Launch::new(shape.frame_blocks, 256), (b,))?;
+            if self.terms.loss.is_some() {
+                SUM_BATCH.launch(device, stream, Launch::new(1, 256), (b, e))?;
+            }
         }
         Ok(())
     }
 
     /// The descriptor or its tangent; a row takes so many numbers of shared memory.
-    fn describe(&self, shape: &Shape, kernel: &'static str, numbers: usize) -> Result<()> {
+    fn describe(&self, shape: &Shape, kernel: Kernel<(Batch, i32)>, numbers: usize) -> Result<()> {
         let share = Share::of_rows(&self.device, shape.n_rows, numbers);
-        self.rows(kernel, share, arguments![shape.batch, share.each])
+        // SAFETY: see the module of this engine; the shape is kept.
+        unsafe { self.start(kernel, share.launch(), (shape.batch, share.each)) }
     }
 
     /// dE/dA, or dL/dA (`second` 1).
     fn adjoint(&self, shape: &Shape, second: i32) -> Result<()> {
-        let b = &shape.batch;
+        let b = shape.batch;
         let share = Share::of_adjoint(&self.device, shape.n_rows, b.ldm as usize, b.m2 as usize);
-        self.rows("descriptor_adjoint", share, arguments![*b, second, share.each])
-    }
-
-    fn rows(&self, kernel: &'static str, share: Share, arguments: &mut [*mut c_void]) -> Result<()> {
-        self.device.launch(kernel, share.blocks, share::THREADS, share.shared, arguments)
+        // SAFETY: see the module of this engine; the shape is kept.
+        unsafe { self.start(DESCRIPTOR_ADJOINT, share.launch(), (b, second, share.each)) }
     }
 
     /// dL/denergy of every row from seeds that were copied to the device.
-    pub fn energy_seeds(&self, shape: &Shape) -> Result<()> {
-        self.device.launch("energy_seeds", shape.n_rows.div_ceil(128), 128, 0, arguments![shape.batch])
+    ///
+    /// # Safety
+    ///
+    /// The first pass of this shape was the last one.
+    pub unsafe fn energy_seeds(&self, shape: &Shape) -> Result<()> {
+        self.check(shape);
+        let launch = Launch::new(shape.n_rows.div_ceil(128), 128);
+        // SAFETY: see the module of this engine; the shape is kept.
+        unsafe { self.start(ENERGY_SEEDS, launch, (shape.batch,)) }
     }
 
     /// Both passes of a batch: the pieces of its gradient.
-    pub fn gradient(&self, shape: &Shape) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::first_pass`].
+    pub unsafe fn gradient(&self, shape: &Shape) -> Result<()> {
         self.passes(shape)?;
         self.adjoints(shape, false)
     }
 
     /// The first pass of a batch and the tangents of the second. What does not depend on each other runs side by side.
     fn passes(&self, shape: &Shape) -> Result<()> {
+        self.check(shape);
         let (main, side) = (self.device.stream(), self.device.side_stream());
         self.forces(shape)?;
         let Events { first: fork, seeds: join, .. } = &self.events;
@@ -467,34 +564,45 @@ impl Core {
 
     /// A step of one draw whose gradient nobody else needs. Embedding nets and fitting nets are updated as soon as
     /// their own gradients are there, and the series is made for the next step.
-    pub fn whole_step(&self, shape: &Shape) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::first_pass`].
+    pub unsafe fn whole_step(&self, shape: &Shape) -> Result<()> {
         self.passes(shape)?;
         self.adjoints(shape, true)
     }
 
     /// Second pass of a batch whose seeds are there: the pieces of its gradient.
-    pub fn second_pass(&self, shape: &Shape) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// The first pass of this shape was the last one.
+    pub unsafe fn second_pass(&self, shape: &Shape) -> Result<()> {
+        self.check(shape);
         self.tangents(shape, None)?;
         self.adjoints(shape, false)
     }
 
     /// The direction, pushed through pairs, A, descriptor and fitting nets. dL/denergy is there after `seeds`.
     fn tangents(&self, shape: &Shape, seeds: Option<&Event>) -> Result<()> {
-        let (device, b) = (&self.device, &shape.batch);
+        let (b, main) = (shape.batch, self.device.stream());
         if let Some(direct) = self.direct_of(shape) {
-            direct.tangent(b)?;
+            // SAFETY: room was made for its shapes.
+            unsafe { direct.tangent(&b)? };
         } else {
-            let share = Share::of_features(device, shape.n_rows);
-            self.rows("features_tangent", share, arguments![*b, share.each])?;
-            self.products(&shape.a_dot)?;
+            let share = Share::of_features(&self.device, shape.n_rows);
+            // SAFETY: see the module of this engine; the shape is kept.
+            unsafe { self.start(FEATURES_TANGENT, share.launch(), (b, share.each))? };
+            self.products(&shape.a_dot, main)?;
         }
-        self.describe(shape, "descriptor_tangent", 8 * b.ldm as usize)?;
+        self.describe(shape, DESCRIPTOR_TANGENT, 8 * b.ldm as usize)?;
         let last = shape.tangent.len() - self.launches_of_a_layer(&shape.tangent);
-        self.products(&shape.tangent[..last])?;
+        self.products(&shape.tangent[..last], main)?;
         if let Some(seeds) = seeds {
-            seeds.holds(device.stream())?;
+            seeds.holds(main)?;
         }
-        self.products(&shape.tangent[last..])
+        self.products(&shape.tangent[last..], main)
     }
 
     /// The reverse pass over values and tangents, with the update where `updates`. What leads to the embedding nets and to
@@ -505,16 +613,17 @@ impl Core {
         let (main, side, third) = (device.stream(), device.side_stream(), device.third_stream());
         let Events { adjoints: fork, inputs, fitting: join, columns: sums, .. } = &self.events;
         let last = shape.reverse.len() - self.launches_of_a_layer(&shape.reverse);
-        self.products(&shape.reverse[..last])?;
+        self.products(&shape.reverse[..last], main)?;
         fork.record(main)?;
         fork.holds(side)?;
         fork.holds(third)?;
-        let (columns, count) = (shape.columns.ptr(), shape.n_columns as i32);
-        device.launch_on(third, "sum_columns", shape.column_blocks, 256, 0, arguments![columns, count])?;
+        let columns = (shape.columns.ptr(), shape.n_columns as i32);
+        // SAFETY: see the module of this engine; the shape is kept.
+        unsafe { SUM_COLUMNS.launch(device, third, Launch::new(shape.column_blocks, 256), columns)? };
         sums.record(third)?;
-        shape.weights.iter().try_for_each(|launch| launch.launch_on(device, side))?;
+        self.products(&shape.weights, side)?;
         sums.holds(side)?;
-        self.products(&shape.reverse[last..])?;
+        self.products(&shape.reverse[last..], main)?;
         let nets = self.embedding_blocks;
         if updates {
             // The products above are the last to read the weights.
@@ -534,20 +643,27 @@ impl Core {
     /// The gradient of the embedding nets from dL/dA, or their update.
     fn embedding_gradient(&self, shape: &Shape, updates: bool) -> Result<()> {
         let net = &self.network;
-        let or_none = |buffer: &Buffer| if updates { buffer.ptr() } else { 0 };
-        let moved = [&net.params, &net.first_moment, &net.second_moment].map(or_none);
+        let or_none = |buffer: &Buffer<f64>| if updates { buffer.ptr() } else { Ptr::NULL };
+        let moved = [&net.params, &net.moments[0], &net.moments[1]].map(or_none);
         let trained = self.trained.ptr();
         if let Some(direct) = self.direct_of(shape) {
-            direct.adjoint(&shape.batch)?;
-            return direct.weights(&shape.batch, moved, trained);
+            // SAFETY: room was made for its shapes; the moments are as long as the parameters.
+            return unsafe {
+                direct.adjoint(&shape.batch)?;
+                direct.weights(&shape.batch, moved, trained)
+            };
         }
-        self.products(&shape.dl_c)?;
-        let (device, series) = (&self.device, self.nets(true));
-        let (e, (_, shared)) = (&series.embedding, series.shared);
-        device.launch("embed_backward", series.blocks(), 256, shared, arguments![*e, series.room])?;
-        let ([params, first, second], turn, status) = (moved, self.turn.ptr(), net.status.ptr());
-        let arguments = arguments![*e, params, first, second, trained, turn, status];
-        device.launch("embed_weights", series.weight_blocks(), 256, 0, arguments)
+        self.products(&shape.dl_c, self.device.stream())?;
+        let series = self.nets(true);
+        let (e, (_, shared)) = (series.embedding, series.shared);
+        let ([params, first, second], turn, status) = (moved, self.turn_ptr(), net.status.ptr());
+        let arguments = (e, params, first, second, trained, turn, status);
+        // SAFETY: see the module of this engine; the series has the memory of its nodes.
+        unsafe {
+            let backward = Launch::new(series.blocks(), 256).shared(shared);
+            self.start(EMBED_BACKWARD, backward, (e, series.room))?;
+            self.start(EMBED_WEIGHTS, Launch::new(series.weight_blocks(), 256), arguments)
+        }
     }
 
     /// Launches that the products of one layer take.
@@ -557,20 +673,21 @@ impl Core {
 
     /// Adds up the pieces of a gradient, into the flat vector.
     pub fn reduce(&self, shape: &Shape) -> Result<()> {
+        self.check(shape);
         let (grad, views, n_views) = (self.network.grad.ptr(), shape.views.ptr(), shape.n_views as i32);
-        let (n_params, turn) = (self.network.n_params as u64, self.turn.ptr());
-        let arguments = arguments![grad, views, n_views, n_params, turn];
-        self.device.launch("reduce", shape.view_blocks, 256, 0, arguments)
+        let arguments = (grad, views, n_views, self.network.n_params as u64, self.turn_ptr());
+        // SAFETY: see the module of this engine; the shape is kept.
+        unsafe { self.start(REDUCE, Launch::new(shape.view_blocks, 256), arguments) }
     }
 
     /// One step of the optimiser, and the series for the parameters after it.
     pub fn update(&self, from: Gradient, wants_norm: bool) -> Result<()> {
         let (net, main) = (&self.network, self.device.stream());
-        let (grad, squares, turn) = (net.grad.ptr(), net.squares.ptr(), self.turn.ptr());
-        let n_params = net.n_params as u64;
         let blocks = net.n_params.div_ceil(PER_BLOCK);
         if wants_norm {
-            self.device.launch("gradient_norm", blocks, 256, 0, arguments![squares, grad, n_params, turn])?;
+            let arguments = (net.squares.ptr(), net.grad.ptr(), net.n_params as u64, self.turn_ptr());
+            // SAFETY: see the module of this engine; there is a square for every block.
+            unsafe { self.start(GRADIENT_NORM, Launch::new(blocks, 256), arguments)? };
         }
         self.adam(main, &from, if wants_norm { blocks } else { 0 }, 0..self.view_blocks)?;
         self.embed()
@@ -579,8 +696,11 @@ impl Core {
     /// The optimiser on some blocks of views.
     fn adam(&self, stream: Stream, from: &Gradient, n_squares: usize, blocks: Range<usize>) -> Result<()> {
         let net = &self.network;
-        let (grad, squares, turn) = (net.grad.ptr(), net.squares.ptr(), self.turn.ptr());
-        let (params, first, second) = (net.params.ptr(), net.first_moment.ptr(), net.second_moment.ptr());
+        if let Gradient::Pieces(shape) = from {
+            self.check(shape);
+        }
+        let (grad, squares, turn) = (net.grad.ptr(), net.squares.ptr(), self.turn_ptr());
+        let (params, first, second) = (net.params.ptr(), net.moments[0].ptr(), net.moments[1].ptr());
         let (moves, views) = match from {
             Gradient::None => (0, self.views.ptr()),
             Gradient::Flat => (1, self.views.ptr()),
@@ -588,7 +708,7 @@ impl Core {
         };
         let (n_views, status, n_params) = (self.n_views as i32, net.status.ptr(), net.n_params as u64);
         let (n_squares, first_block, end_block) = (n_squares as i32, blocks.start as i32, blocks.end as i32);
-        let arguments = arguments![
+        let arguments = (
             params,
             first,
             second,
@@ -602,12 +722,14 @@ impl Core {
             status,
             moves,
             first_block,
-            end_block
-        ];
+            end_block,
+        );
         // Beside other work not more than stay together on the GPU, so that the others find room.
         let beside = matches!(from, Gradient::Pieces(_));
         let most = if beside { BLOCKS_BESIDE * self.device.multiprocessors } else { blocks.len() };
-        self.device.launch_on(stream, "adam", blocks.len().min(most), 256, 0, arguments)
+        let launch = Launch::new(blocks.len().min(most), 256);
+        // SAFETY: see the module of this engine; views lie in vectors of all parameters.
+        unsafe { ADAM.launch(&self.device, stream, launch, arguments) }
     }
 
     /// Copies parameters to the device and to where the nets read them.
@@ -638,12 +760,17 @@ impl Core {
         Ok(())
     }
 
-    /// Copies what the step after the next ones needs, beside the steps that run; `done` is when it is there. What stood at
-    /// the same place of the ring must have been taken.
-    pub fn send_turn(&self, from: &Pinned, place: usize, bytes: usize, done: &Event) -> Result<()> {
+    /// Copies what the step after the next ones needs, beside the steps that run; `done` is when it is there.
+    ///
+    /// # Safety
+    ///
+    /// What stood at the same place of the ring was taken, and this place of `from` stays as it is until `done`.
+    pub unsafe fn send_turn(&self, from: &Pinned, place: usize, bytes: usize, done: &Event) -> Result<()> {
         let (ring, each, _) = self.ring.as_ref().expect("a ring is made before turns are sent");
         let (at, stream) = (place * *each as usize, self.device.copy_stream());
-        from.copy_to(stream, ring.ptr() + at as u64, at, bytes)?;
+        assert!(at + bytes <= ring.bytes(), "a turn must stay inside its place");
+        // SAFETY: inside the ring; the rest is the caller's word.
+        unsafe { from.copy_to(stream, ring.address() + at as u64, at, bytes)? };
         done.record(stream)?;
         done.holds(self.device.stream())
     }
@@ -651,10 +778,11 @@ impl Core {
     /// Copies the numbers of a step of this shape and its slots, from ordinary memory.
     pub fn set_turn(&self, shape: &Shape, turn: &Turn, slots: &[u32]) -> Result<()> {
         assert!(slots.len() <= MAX_FRAMES, "{} frames in a batch, {MAX_FRAMES} are possible", slots.len());
-        self.turn.write(0, std::slice::from_ref(turn))?;
-        self.turn.write(TURN_HEADER, slots)?;
+        self.check(shape);
+        self.turn.write(0, turn.as_bytes())?;
+        self.turn.write(TURN_HEADER, slots.as_bytes())?;
         let Some((_, arranged)) = self.arrangement(slots) else { return Ok(()) };
         let Some(work) = &self.work else { return Ok(()) };
-        work.write((shape.batch.now - work.ptr()) as usize, &arranged.words)
+        work.write((shape.batch.now - work.address()) as usize, arranged.words.as_bytes())
     }
 }

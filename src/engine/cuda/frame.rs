@@ -1,18 +1,20 @@
 //! A frame as it travels to the device: one block of bytes, and where its parts begin.
 
-use super::compile::Numbers;
 use super::layout;
 use super::shape::FrameShape;
-use super::staging::{Staged, Staging};
-use super::sys::DevicePtr;
 use crate::Result;
 use crate::data::Frame;
 use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cpu::frame::CpuFrame;
+use crate::gpu::memory::in_the_type_of_kernels;
+use crate::gpu::staging::{Staged, Staging};
+use crate::gpu::{Device, DevicePtr, Numbers, Stream};
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
+use crate::model::dp::options::Form;
 use crate::sample::Prepared;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 /// Bits of [`HostFrame::labels`], in the order of the terms of the loss.
 pub const LABEL_ENERGY: u32 = 1;
@@ -49,6 +51,18 @@ pub struct Facts {
     pub labels: u32,
     /// `[n_rows]` index in the file.
     order: Vec<u32>,
+    /// Numbers of env.
+    components: usize,
+}
+
+/// Empty slots of all rows and types and, behind them, slots of excluded neighbours where these count.
+fn still_slots(model: &Dp, frame: &CpuFrame<f64>) -> Vec<u32> {
+    let mut slots = frame.padding.clone();
+    if matches!(model.descriptor().form(), Form::Distances { .. }) {
+        slots.extend(&frame.left_out);
+        slots.resize(2 * frame.padding.len(), 0);
+    }
+    slots
 }
 
 #[derive(Default)]
@@ -79,28 +93,24 @@ impl Packer {
         self.blob.len()
     }
 
-    fn whole(&mut self, values: &[u32]) -> usize {
+    fn put(&mut self, bytes: &[u8]) -> usize {
         let at = self.align();
-        self.blob.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        self.blob.extend_from_slice(bytes);
         at
     }
 
+    fn whole(&mut self, values: &[u32]) -> usize {
+        self.put(values.as_bytes())
+    }
+
     fn double(&mut self, values: &[f64]) -> usize {
-        let at = self.align();
-        self.blob.extend(values.iter().flat_map(|x| x.to_le_bytes()));
-        at
+        self.put(values.as_bytes())
     }
 
     /// In the number type of the kernels.
     fn real(&mut self, values: &[f64]) -> usize {
-        match self.numbers {
-            Numbers::F64 => self.double(values),
-            _ => {
-                let at = self.align();
-                self.blob.extend(values.iter().flat_map(|&x| (x as f32).to_le_bytes()));
-                at
-            }
-        }
+        let bytes = in_the_type_of_kernels(values, self.numbers);
+        self.put(&bytes)
     }
 }
 
@@ -115,7 +125,7 @@ impl HostFrame {
             d: packer.real(&sorted.d.concat()),
             j: packer.whole(&sorted.j),
             pair_start: packer.whole(&sorted.pair_start),
-            padding: packer.whole(&sorted.padding),
+            padding: packer.whole(&still_slots(model, &sorted)),
             reverse_start: packer.whole(&sorted.reverse_start),
             reverse: packer.whole(&sorted.reverse),
             order: packer.whole(&sorted.order),
@@ -146,35 +156,60 @@ impl HostFrame {
             labels: labels_bits,
             ..Default::default()
         };
-        let words: Vec<u8> =
-            block.iter().chain([&(sorted.n_atoms as u32)]).flat_map(|x| x.to_le_bytes()).collect();
+        let words = [&block[..], &[sorted.n_atoms as u32]].concat();
         let facts = Arc::new(Facts {
-            shape_hash: xxhash_rust::xxh3::xxh3_128(&words),
+            shape_hash: xxhash_rust::xxh3::xxh3_128(words.as_bytes()),
             parts,
             header,
             shape: FrameShape { n_atoms: sorted.n_atoms, block },
             s_range: if sorted.n_rows() == 0 { (f64::INFINITY, f64::NEG_INFINITY) } else { sorted.s_range },
             labels: labels_bits,
             order: sorted.order,
+            components: model.descriptor().form().components(),
         });
         Ok(HostFrame { blob: Blob::Plain(packer.blob), facts })
     }
 
     /// A copy in page-locked memory.
     pub fn staged(&self, staging: &Arc<Staging>) -> Result<Self> {
-        Ok(HostFrame { blob: Blob::Staged(staging.stage(self.bytes())?), facts: self.facts.clone() })
+        // SAFETY: copied by the host, now.
+        let staged = staging.stage(unsafe { self.bytes() })?;
+        Ok(HostFrame { blob: Blob::Staged(staged), facts: self.facts.clone() })
     }
 
     pub fn is_staged(&self) -> bool {
         matches!(self.blob, Blob::Staged(_))
     }
 
+    /// Bytes of all arrays.
+    pub fn size(&self) -> usize {
+        match &self.blob {
+            Blob::Plain(bytes) => bytes.len(),
+            Blob::Staged(staged) => staged.size(),
+        }
+    }
+
     /// All arrays.
-    pub fn bytes(&self) -> &[u8] {
+    ///
+    /// # Safety
+    ///
+    /// Where [`HostFrame::is_staged`], a copy of them to the device must have ended before this frame is dropped.
+    unsafe fn bytes(&self) -> &[u8] {
         match &self.blob {
             Blob::Plain(bytes) => bytes,
-            Blob::Staged(staged) => staged.bytes(),
+            // SAFETY: the caller's word.
+            Blob::Staged(staged) => unsafe { staged.bytes() },
         }
+    }
+
+    /// Copies all arrays to the device, in the order of a stream.
+    ///
+    /// # Safety
+    ///
+    /// There is room for them at `to`. Where [`HostFrame::is_staged`], this frame is kept until the stream has passed this point.
+    pub unsafe fn copy_to(&self, device: &Device, stream: Stream, to: DevicePtr) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { device.copy_to(stream, to, self.bytes(), "copy a frame to the GPU") }
     }
 }
 
@@ -198,7 +233,8 @@ impl Facts {
 
     /// Bytes of its features for the series of a plan, and of how its pairs are cut into panels, which stands behind them.
     pub fn feature_bytes(&self, plan: &Plan, numbers: Numbers) -> [usize; 2] {
-        let features = (self.n_rows() * 4 * plan.columns() * numbers.size()).next_multiple_of(16);
+        let features =
+            (self.n_rows() * self.components * plan.columns() * numbers.size()).next_multiple_of(16);
         [features, 4 * (self.n_rows() * plan.panels().len() + 1)]
     }
 
@@ -234,6 +270,6 @@ impl Facts {
 
 impl Prepared for HostFrame {
     fn bytes(&self) -> usize {
-        HostFrame::bytes(self).len() + size_of::<Self>()
+        self.size() + size_of::<Self>()
     }
 }

@@ -1,29 +1,30 @@
 //! The CUDA engine: everything of a step on a GPU.
 //!
-//! Kernels are CUDA C++ in `kernels/`, each beside the CPU file whose formulas it has; each is compiled with NVRTC at
-//! first use ([`kernels`]) and kept on disk ([`compile`]). The driver is found at run time ([`library`], [`device`]). Atoms become rows,
-//! grouped by type ([`shape`]); frames stay on the device with their features ([`store`]); a step is the list of kernels in
-//! [`core`], by the series or by the embedding nets themselves ([`direct`]). Sums have one order and there are no floating-point atomics: two runs give the same bits.
+//! Kernels are CUDA C++ in `kernels/`, each beside the CPU file whose formulas it has; [`program`] hands them to the GPU
+//! ([`crate::gpu`]), with the structures of [`layout`]. Atoms become rows, grouped by type ([`shape`]); frames stay on the
+//! device with their features ([`store`]); a step is the list of kernels in [`core`], by the series or by the embedding nets
+//! themselves ([`direct`]). Sums have one order and there are no floating-point atomics: two runs give the same bits.
+//!
+//! # Safety of launches
+//!
+//! What kernels touch lies at the addresses in their arguments, and this is why it is there: parameters, moments and tables
+//! belong to a [`network::Network`], a [`core::Core`] or a [`store::Store`], which have the launches themselves; working memory
+//! is laid out by [`shape::Shape`] for as many rows, inputs, places and frames as its grids cover, and kernels look up in
+//! [`layout::Counts`] how many there are; a core forgets its shapes, and counts its generation on, before it gives the memory
+//! of any of them back, after the device has done all its work. Streams order what depends on each other ([`core::Core`]).
 
-pub mod sys;
-pub mod library;
-pub mod kernels;
-pub mod compile;
-pub mod device;
-mod memory;
-mod record;
 pub mod layout;
+pub mod program;
 pub mod network;
 pub mod products;
 pub mod rows;
 pub mod shape;
 mod share;
-pub mod staging;
 pub mod frame;
 pub mod store;
 pub mod direct;
 pub mod core;
-pub mod nccl;
+pub mod evaluate;
 #[cfg(test)]
 mod tests;
 
@@ -31,9 +32,8 @@ use self::core::{Core, Terms};
 use super::{Engine, Prediction, Preparer, Seeds};
 use crate::Result;
 use crate::engine::cpu::chebyshev::Plan;
+use crate::gpu::{Device, DevicePtr};
 use crate::model::dp::Dp;
-pub use compile::Numbers;
-pub use device::{Cuda, Device};
 use frame::HostFrame;
 use shape::Shape;
 use std::sync::Arc;
@@ -89,27 +89,16 @@ impl CudaEngine {
         }
         let shape = self.core.shape(&self.slots)?;
         self.core.set_turn(&shape, &layout::Turn { count: 1.0, ..Default::default() }, &self.slots)?;
-        self.core.first_pass(&shape)?;
+        // SAFETY: both are of these slots.
+        unsafe { self.core.first_pass(&shape)? };
         self.download(out, &shape, batch)
     }
 
     fn download(&self, out: &mut Prediction, shape: &Shape, batch: &[&HostFrame]) -> Result<()> {
         let (n, stride) = (batch.len(), atom_stride(batch));
         let (mut energy, mut force) = (vec![0.0; n * stride], vec![0.0; 3 * n * stride]);
-        let device = &self.core.device;
-        let read = |from: u64, to: &mut [f64]| -> Result<()> {
-            // SAFETY: both sides hold that many numbers, and the copy is waited for.
-            let code = unsafe {
-                (device.driver().memcpy_dtoh_async)(
-                    to.as_mut_ptr().cast(),
-                    from,
-                    size_of_val(to),
-                    device.stream().handle(),
-                )
-            };
-            device.check(code, "copy from the GPU")?;
-            device.synchronize()
-        };
+        // SAFETY: the shape has room for the atoms and frames of this batch.
+        let read = |from: DevicePtr, to: &mut [f64]| unsafe { self.core.device.read_at(from, to) };
         out.energy = vec![0.0; n];
         let mut virial = vec![0.0; 9 * n];
         read(shape.batch.energy, &mut out.energy)?;
@@ -137,19 +126,8 @@ impl CudaEngine {
         let shape = self.core.shape(&self.slots)?;
         let (b, stride) = (&shape.batch, atom_stride(batch));
         let mut first = 0;
-        let device = &self.core.device;
-        let write = |to: u64, from: &[f64]| -> Result<()> {
-            // SAFETY: the source is ordinary memory, which the driver has read when the call returns.
-            let code = unsafe {
-                (device.driver().memcpy_htod_async)(
-                    to,
-                    from.as_ptr().cast(),
-                    size_of_val(from),
-                    device.stream().handle(),
-                )
-            };
-            device.check(code, "copy to the GPU")
-        };
+        // SAFETY: the shape has room for the atoms and frames of this batch.
+        let write = |to: DevicePtr, from: &[f64]| unsafe { self.core.device.write_at(to, from) };
         for (f, frame) in batch.iter().enumerate() {
             let n = frame.facts.shape.n_atoms;
             let at = (f * stride) as u64;
@@ -159,8 +137,11 @@ impl CudaEngine {
         }
         write(b.dl_energy, &seeds.dl_energy)?;
         write(b.dl_virial, seeds.dl_virial.as_flattened())?;
-        self.core.energy_seeds(&shape)?;
-        self.core.second_pass(&shape)?;
+        // SAFETY: this batch was evaluated last.
+        unsafe {
+            self.core.energy_seeds(&shape)?;
+            self.core.second_pass(&shape)?;
+        }
         self.core.reduce(&shape)?;
         self.core.network.grad.read(0, grad)
     }

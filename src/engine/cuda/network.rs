@@ -1,9 +1,8 @@
 //! The parameters of a model on the device, and where the nets read them.
 
-use super::device::{Buffer, Device};
 use super::layout::{self, Layer, MAX_LAYERS, View};
-use super::sys::DevicePtr;
 use crate::engine::cpu::chebyshev::{Plan, n_stacks};
+use crate::gpu::{Buffer, Device, DevicePtr, Real};
 use crate::model::dp::Dp;
 use crate::model::net::LayerShape;
 use crate::{Result, bail};
@@ -38,23 +37,23 @@ pub struct Network {
     pub device: Arc<Device>,
     pub model: Arc<Dp>,
     pub n_params: usize,
-    pub params: Buffer,
-    pub first_moment: Buffer,
-    pub second_moment: Buffer,
+    pub params: Buffer<f64>,
+    /// First and second moments of the gradient, for Adam.
+    pub moments: [Buffer<f64>; 2],
     /// The gradient, and the wish to stop.
-    pub grad: Buffer,
-    pub squares: Buffer,
+    pub grad: Buffer<f64>,
+    pub squares: Buffer<f64>,
     /// Weights with rows padded to 16 bytes, biases and time steps.
-    pub weights: Buffer,
+    pub weights: Buffer<Real>,
     /// Numbers in `weights`.
     pub n_weights: usize,
     /// `[n_types][layers]`
     pub places: Vec<Vec<Place>>,
-    pub w_out: Buffer,
-    pub b_out: Buffer,
-    pub radial: Buffer,
-    pub bias: Buffer,
-    pub status: Buffer,
+    pub w_out: Buffer<DevicePtr>,
+    pub b_out: Buffer<DevicePtr>,
+    pub radial: Buffer<Real>,
+    pub bias: Buffer<f64>,
+    pub status: Buffer<layout::Status>,
 }
 
 impl Network {
@@ -93,16 +92,15 @@ impl Network {
             .collect();
         let size = device.numbers.size();
         let n = model.table.len();
-        let zeros = |count: usize, what: &str| Buffer::zeroed(device, 8 * count, what);
-        let weights = Buffer::zeroed(device, end * size, "the weights")?;
-        let at = |p: Option<usize>| p.map_or(0, |p| weights.ptr() + (p * size) as u64);
+        let zeros = |count: usize, what: &str| Buffer::zeroed(device, count, what);
+        let weights = Buffer::zeroed_reals(device, end, "the weights")?;
+        let at = |p: Option<usize>| p.map_or(0, |p| weights.address() + (p * size) as u64);
         let outs: Vec<DevicePtr> = places.iter().map(|net| at(net.last().map(|p| p.w))).collect();
         let biases: Vec<DevicePtr> = places.iter().map(|net| at(net.last().and_then(|p| p.b))).collect();
         Ok(Network {
             n_params: n,
             params: zeros(n, "the parameters")?,
-            first_moment: zeros(n, "the moments")?,
-            second_moment: zeros(n, "the moments")?,
+            moments: [zeros(n, "the moments")?, zeros(n, "the moments")?],
             grad: zeros(n + 1, "the gradient")?,
             squares: zeros(n.div_ceil(PER_BLOCK), "the gradient's norm")?,
             n_weights: end,
@@ -111,7 +109,7 @@ impl Network {
             b_out: Buffer::of(device, &biases, "tables")?,
             radial: radial_table(device, model)?,
             bias: Buffer::of(device, &model.stats.bias, "tables")?,
-            status: Buffer::zeroed(device, size_of::<layout::Status>(), "the status")?,
+            status: Buffer::zeroed(device, 1, "the status")?,
             weights,
             device: device.clone(),
             model: model.clone(),
@@ -120,7 +118,7 @@ impl Network {
 
     /// The address of a number among the copies.
     pub fn weight_at(&self, place: usize) -> DevicePtr {
-        self.weights.ptr() + (place * self.device.numbers.size()) as u64
+        self.weights.address() + (place * self.device.numbers.size()) as u64
     }
 
     /// Number of embedding parameters of one net; nets follow each other in the flat vector.
@@ -188,22 +186,14 @@ pub fn n_blocks(views: &[View]) -> usize {
     views.last().map_or(0, |v| v.first_block as usize + ((v.rows * v.cols) as usize).div_ceil(PER_BLOCK))
 }
 
-fn radial_table(device: &Arc<Device>, model: &Dp) -> Result<Buffer> {
+fn radial_table(device: &Arc<Device>, model: &Dp) -> Result<Buffer<Real>> {
     let rows: Vec<f64> = (0..model.n_types())
         .flat_map(|c| {
             let (davg, dstd) = (&model.stats.davg[c], &model.stats.dstd[c]);
             [davg[0], 1.0 / dstd[0], 1.0 / dstd[1]]
         })
         .collect();
-    reals(device, &rows, "tables")
-}
-
-/// Numbers in the type of the kernels.
-pub fn reals(device: &Arc<Device>, values: &[f64], what: &str) -> Result<Buffer> {
-    match device.numbers.size() {
-        8 => Buffer::of(device, values, what),
-        _ => Buffer::of(device, &values.iter().map(|&x| x as f32).collect::<Vec<_>>(), what),
-    }
+    Buffer::reals(device, &rows, "tables")
 }
 
 /// Groups of nodes that a block works on: it brings the parameters of a net to shared memory once for all of them, and all
@@ -227,7 +217,7 @@ pub struct SeriesOnDevice {
     /// Numbers of a net's parameters that fit into shared memory.
     pub room: i32,
     /// What the kernels read and write; owned here.
-    _buffers: Vec<Buffer>,
+    _buffers: Box<dyn Send + Sync>,
 }
 
 impl SeriesOnDevice {
@@ -257,29 +247,26 @@ impl SeriesOnDevice {
         let first_panel = [&first_panel[..], &[panels.len() as u32]].concat();
         let cuts: Vec<f64> = (0..n_types).flat_map(|center| plan.cuts(center).to_vec()).collect();
         let pairs = (0..n_types).flat_map(|center| (0..n_types).map(move |t| (center, t)));
-        let empty: Vec<u32> = pairs.map(|(center, t)| plan.empty_panel(center, t) as u32).collect();
+        let mut empty: Vec<u32> = pairs.map(|(center, t)| plan.empty_panel(center, t) as u32).collect();
+        empty.extend((0..n_types).map(|t| plan.zero_panel(t) as u32));
         let shapes = &model.embedding[0].layers;
         let columns = plan.columns();
         let trace: usize = shapes.iter().map(|l| TRACES * columns * l.n_out).sum();
         let (ldm, net_size) = (padded(m1), network.embedding_size());
-        let size = device.numbers.size();
-        let c_bytes = n_stacks * columns * ldm * size;
-        let zeros = |bytes: usize| Buffer::zeroed(device, bytes, "the embedding series");
-        let buffers = vec![
-            zeros(8 * n_stacks * trace)?,
-            Buffer::of(device, plan.nodes(), "the series")?,
-            Buffer::of(device, plan.transform(), "the series")?,
-            zeros(c_bytes)?,
-            zeros(c_bytes)?,
-            zeros(16 * n_stacks * columns / NODES)?,
-            zeros(8 * n_nets * net_size)?,
-            Buffer::of(device, &place, "the series")?,
-            Buffer::of(device, &net, "the series")?,
-            Buffer::of(device, &panels, "the series")?,
-            Buffer::of(device, &first_panel, "the series")?,
-            Buffer::of(device, &cuts, "the series")?,
-            Buffer::of(device, &empty, "the series")?,
-        ];
+        let zeros = |n: usize| Buffer::<f64>::zeroed(device, n, "the embedding series");
+        let coefficients = || Buffer::zeroed_reals(device, n_stacks * columns * ldm, "the embedding series");
+        let doubles = |values: &[f64]| Buffer::of(device, values, "the series");
+        let words = |values: &[u32]| Buffer::of(device, values, "the series");
+        let trace_of_all = zeros(n_stacks * trace)?;
+        let (nodes_at, transform) = (doubles(plan.nodes())?, doubles(plan.transform())?);
+        let (c, dl_c) = (coefficients()?, coefficients()?);
+        let tails = zeros(2 * n_stacks * columns / NODES)?;
+        let partial = zeros(n_nets * net_size)?;
+        let (place, net) = (words(&place)?, words(&net)?);
+        let n_panels = panels.len();
+        let panels = Buffer::of(device, &panels, "the series")?;
+        let first_panel = words(&first_panel)?;
+        let (cuts, empty) = (doubles(&cuts)?, words(&empty)?);
         let mut layers = [Layer::default(); MAX_LAYERS];
         for (layer, shape) in layers.iter_mut().zip(shapes) {
             *layer = Layer::new(shape, 0);
@@ -293,24 +280,24 @@ impl SeriesOnDevice {
         let inside = if net_size > room { 0 } else { 8 * net_size };
         Ok(SeriesOnDevice {
             plan: plan.clone(),
-            cuts: buffers[11].ptr(),
-            empty_panel: buffers[12].ptr(),
+            cuts: cuts.address(),
+            empty_panel: empty.address(),
             n_stacks,
             room: room as i32,
             shared: (inside + 8 * nodes * widths, inside + 8 * nodes * 3 * widest),
             embedding: layout::Embedding {
-                params: network.params.ptr(),
-                trace: buffers[0].ptr(),
-                nodes: buffers[1].ptr(),
-                transform: buffers[2].ptr(),
-                c: buffers[3].ptr(),
-                dl_c: buffers[4].ptr(),
-                tails: buffers[5].ptr(),
-                partial: buffers[6].ptr(),
-                place: buffers[7].ptr(),
-                net: buffers[8].ptr(),
-                panels: buffers[9].ptr(),
-                first_panel: buffers[10].ptr(),
+                params: network.params.address(),
+                trace: trace_of_all.address(),
+                nodes: nodes_at.address(),
+                transform: transform.address(),
+                c: c.address(),
+                dl_c: dl_c.address(),
+                tails: tails.address(),
+                partial: partial.address(),
+                place: place.address(),
+                net: net.address(),
+                panels: panels.address(),
+                first_panel: first_panel.address(),
                 n_nets: n_nets as i32,
                 n_layers: shapes.len() as i32,
                 terms: plan.terms as i32,
@@ -318,13 +305,16 @@ impl SeriesOnDevice {
                 ldm: ldm as i32,
                 net_size: net_size as i32,
                 trace_size: trace as i32,
-                n_panels: plan.panels().len() as i32,
+                n_panels: n_panels as i32,
                 columns: columns as i32,
                 groups: groups as i32,
                 scale: 1.0 / model.n_sel() as f64,
                 layers,
             },
-            _buffers: buffers,
+            _buffers: Box::new((
+                (trace_of_all, nodes_at, transform, c, dl_c, tails, partial),
+                (place, net, panels, first_panel, cuts, empty),
+            )),
         })
     }
 

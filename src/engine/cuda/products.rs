@@ -1,10 +1,9 @@
 //! Chooses tiles for dense products and cuts long ones into pieces.
 
-use super::compile::Numbers;
-use super::device::{Device, Launch, Stream, arguments};
 use super::layout::{Kind, MAX_TASKS, Products, Task};
-use super::sys::DevicePtr;
 use crate::Result;
+use crate::gpu::launch::Signature;
+use crate::gpu::{Device, DevicePtr, Kernel, Launch, Numbers, Stream};
 
 /// Which operands are transposed in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,9 +14,9 @@ pub enum Operands {
     Nt,
     /// A `[k, m]`, B `[k, n]`
     Tn,
-    /// As `Nn`, every four rows of A found in a table.
+    /// As `Nn`, the rows of A of every atom found in a table.
     NnGather,
-    /// As `Tn`, every four rows of A found in a table.
+    /// As `Tn`, the rows of A of every atom found in a table.
     TnGather,
 }
 
@@ -145,6 +144,26 @@ fn tiles(numbers: Numbers) -> [Tiles; 7] {
     })
 }
 
+/// What the kernels call the way of multiplying: the bits of a number that a product reads.
+pub fn bits(numbers: Numbers) -> usize {
+    match numbers {
+        Numbers::F64 => 64,
+        Numbers::F32 => 32,
+        Numbers::Tf32 => 19,
+        Numbers::Bf16 => 16,
+    }
+}
+
+/// What every kernel for products takes.
+pub fn signatures() -> Vec<Signature> {
+    let names = NAMES.into_iter().flatten().chain(team_tiles().names).flatten();
+    names.filter(|name| !name.is_empty()).map(|name| kernel(name).signature()).collect()
+}
+
+fn kernel(name: &'static str) -> Kernel<(Products,)> {
+    Kernel::named(name)
+}
+
 /// The tiles as options of the compiler.
 pub fn defines(numbers: Numbers) -> Vec<String> {
     let define = |(name, t): (&&str, &Tiles)| {
@@ -192,7 +211,7 @@ impl Tiles {
 
 /// Products that are started together.
 pub struct ProductLaunch {
-    name: &'static str,
+    kernel: Kernel<(Products,)>,
     launch: Launch,
     products: Products,
     /// Numbers of workspace that it needs.
@@ -221,7 +240,7 @@ impl ProductLaunch {
             multiprocessors: device.multiprocessors,
             max_shared: device.max_shared(),
             // With floats they were no faster.
-            teams: device.teams && device.numbers == Numbers::F64,
+            teams: device.clusters && device.numbers == Numbers::F64,
         };
         let team = team(&gpu, operands, tasks);
         let is_team = team.is_some();
@@ -249,12 +268,12 @@ impl ProductLaunch {
         let name = tiles.names[operands as usize][usize::from(varies)];
         device.foresee(name);
         ProductLaunch {
-            name,
+            kernel: kernel(name),
             launch: Launch {
-                grid: first as usize,
+                blocks: first as usize,
                 threads: tiles.threads(),
                 shared: tiles.shared(operands, device.numbers.size()),
-                team: if is_team { pieces } else { 1 },
+                cluster: if is_team { pieces } else { 1 },
             },
             workspace: if adds && !is_team { first as usize * tiles.m * tiles.n } else { 0 },
             products,
@@ -273,12 +292,14 @@ impl ProductLaunch {
         self.products.counters = counters;
     }
 
-    pub fn launch(&self, device: &Device) -> Result<()> {
-        self.launch_on(device, device.stream())
-    }
-
-    pub fn launch_on(&self, device: &Device, stream: Stream) -> Result<()> {
-        device.launch_as(stream, self.name, self.launch, arguments![self.products])
+    /// Starts the products.
+    ///
+    /// # Safety
+    ///
+    /// The tasks, the workspace and the counters lie in memory that is there until the stream has passed this point.
+    pub unsafe fn launch(&self, device: &Device, stream: Stream) -> Result<()> {
+        // SAFETY: the grid covers the tiles of the tasks; the rest is the caller's word.
+        unsafe { self.kernel.launch(device, stream, self.launch, (self.products,)) }
     }
 }
 
@@ -449,10 +470,6 @@ mod tests {
                 assert!(name[0].is_empty() || *name[0] == format!("product_{size}_{kind}").to_lowercase());
             }
         }
-        let team = team_tiles().names[0];
-        let kernels = super::super::compile::PROGRAM.kernels();
-        let names = NAMES.iter().flatten().chain([&team]).flatten().filter(|name| !name.is_empty());
-        names.for_each(|name| assert!(kernels.iter().any(|(kernel, _)| kernel == name), "{name}"));
     }
 
     #[test]

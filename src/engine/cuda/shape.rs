@@ -2,13 +2,12 @@
 
 mod gradients;
 
-use super::device::{Buffer, Device};
-use super::layout::{self, Batch, Kind, Task};
+use super::layout::{self, Batch, Columns, Kind, Task, View};
 use super::network::{Network, SeriesOnDevice, n_blocks, padded};
 use super::products::{Operands, ProductLaunch};
 use super::rows::{Arrangement, Room, Rows};
-use super::sys::DevicePtr;
 use crate::Result;
+use crate::gpu::{Buffer, Device, DevicePtr};
 use crate::model::dp::Dp;
 use crate::model::net::Shortcut;
 use std::sync::Arc;
@@ -105,14 +104,21 @@ pub struct Shape {
     pub reverse: Vec<ProductLaunch>,
     pub dl_c: Vec<ProductLaunch>,
     pub weights: Vec<ProductLaunch>,
-    pub columns: Buffer,
+    pub columns: Buffer<Columns>,
     pub n_columns: usize,
     pub column_blocks: usize,
-    pub views: Buffer,
+    pub views: Buffer<View>,
     pub n_views: usize,
     pub view_blocks: usize,
-    _tables: Vec<Buffer>,
-    _counters: Buffer,
+    _tables: Tables,
+    _counters: Buffer<u32>,
+}
+
+/// Tables that are owned where the addresses are.
+#[derive(Default)]
+struct Tables {
+    _of_groups: Vec<Buffer<DevicePtr>>,
+    _of_rows: Vec<Buffer<u32>>,
 }
 
 /// Bytes of working memory that a kind of batch needs.
@@ -128,18 +134,18 @@ impl Shape {
         network: &Network,
         series: &SeriesOnDevice,
         content: Content,
-        work: &Buffer,
+        work: &Buffer<u8>,
         constants: Batch,
         id: u64,
     ) -> Result<Shape> {
-        let mut arena = Arena { base: work.ptr(), end: 0 };
+        let mut arena = Arena { base: work.address(), end: 0 };
         let built = Builder::new(network, series, content, &mut arena).finish(&mut arena, Some(constants))?;
         Ok(Shape { id, ..built.expect("memory was given") })
     }
 }
 
 /// Where the rows of a product stand when those of its group begin at `first` and are `n`: see `Task` in `product.cu`.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Moves {
     times: i32,
     a_first: i32,
@@ -202,10 +208,16 @@ impl<'a> Builder<'a> {
         self.series.plan.columns()
     }
 
+    /// Numbers of env: rows of A and Q of an atom.
+    fn n_env(&self) -> usize {
+        self.model().descriptor().form().components()
+    }
+
     /// Memory with one entry for each row, atom or frame.
     fn take_rows(&mut self, arena: &mut Arena) {
         let Room { rows: n, inputs, places, frames: n_frames } = self.room;
         let (ldm, columns, size) = (padded(self.model().n_embed()), self.columns(), self.size);
+        let n_env = self.n_env();
         let (n_types, n_sel, differ) = (self.model().n_types(), self.model().n_sel(), self.rows.is_none());
         let b = &mut self.batch;
         if differ {
@@ -223,11 +235,11 @@ impl<'a> Builder<'a> {
             tables.into_iter().for_each(|table| *table = arena.take(4 * n));
         }
         b.row_q = arena.take(16 * n);
-        b.q_dot = arena.take(4 * n * columns * size);
-        b.a = arena.take(4 * n * ldm * size);
-        b.a_dot = arena.take(4 * n * ldm * size);
-        b.da = arena.take(8 * n * ldm * size);
-        b.de_q = arena.take(4 * n * columns * size);
+        b.q_dot = arena.take(n_env * n * columns * size);
+        b.a = arena.take(n_env * n * ldm * size);
+        b.a_dot = arena.take(n_env * n * ldm * size);
+        b.da = arena.take(2 * n_env * n * ldm * size);
+        b.de_q = arena.take(n_env * n * columns * size);
         b.de_d = arena.take(3 * places * n_sel * size);
         b.force = arena.take(24 * places);
         b.atom_energy = arena.take(8 * places);
@@ -447,7 +459,7 @@ impl<'a> Builder<'a> {
     fn stacks(
         &self,
         operands: Operands,
-        moves: fn() -> Moves,
+        moves: Moves,
         task: impl Fn(usize, usize, usize) -> Task,
     ) -> Vec<ProductLaunch> {
         let n_stacks = self.series.n_stacks;
@@ -458,34 +470,32 @@ impl<'a> Builder<'a> {
         let extent = |s: usize| self.batch.now + starts + 4 * s as u64;
         let tasks = stacks.into_iter().enumerate().map(|(s, (first, n))| (s, task(s, first, n)));
         let tasks: Vec<Task> =
-            tasks.filter(|(_, t)| t.m > 0).map(|(s, t)| self.moving(t, extent(s), moves())).collect();
+            tasks.filter(|(_, t)| t.m > 0).map(|(s, t)| self.moving(t, extent(s), moves)).collect();
         let most = match operands {
             Operands::Tn | Operands::TnGather => None,
-            _ => self.shared_rows(4 * self.room.rows),
+            _ => self.shared_rows(self.n_env() * self.room.rows),
         };
         ProductLaunch::new(self.device(), operands, &tasks, most)
     }
 
     /// A = Q C (values), or its tangent.
     fn describe(&self, tangent: bool) -> Vec<ProductLaunch> {
-        let (m1, columns) = (self.model().n_embed(), self.columns());
+        let (m1, columns, n_env) = (self.model().n_embed(), self.columns(), self.n_env());
         let ldm = padded(m1);
         let operands = if tangent { Operands::Nn } else { Operands::NnGather };
-        // The table has a row for every four.
-        let moves = if tangent {
-            || Moves { times: 4, a_first: 4, c_first: 4, ..Moves::default() }
-        } else {
-            || Moves { times: 4, a_first: 2, c_first: 4, ..Moves::default() }
-        };
+        let times = n_env as i32;
+        // The table has two rows for every atom: Q and its tangent.
+        let a_first = if tangent { times } else { 2 };
+        let moves = Moves { times, a_first, c_first: times, ..Moves::default() };
         self.stacks(operands, moves, |s, first, n| Task {
-            a: self.at(self.batch.q_dot, 4 * first * columns),
+            a: self.at(self.batch.q_dot, n_env * first * columns),
             rows: if tangent { 0 } else { self.batch.row_q + 8 * 2 * first as u64 },
             lda: columns as i32,
             b: self.at(self.series.embedding.c, s * columns * ldm),
             ldb: ldm as i32,
-            c: self.at(if tangent { self.batch.a_dot } else { self.batch.a }, 4 * first * ldm),
+            c: self.at(if tangent { self.batch.a_dot } else { self.batch.a }, n_env * first * ldm),
             ldc: ldm as i32,
-            m: 4 * n as i32,
+            m: (n_env * n) as i32,
             n: m1 as i32,
             k: columns as i32,
             ..Task::default()
@@ -494,17 +504,17 @@ impl<'a> Builder<'a> {
 
     /// dE/dQ = dE/dA C^T
     fn de_q(&self) -> Vec<ProductLaunch> {
-        let (m1, columns) = (self.model().n_embed(), self.columns());
-        let ldm = padded(m1);
-        let moves = || Moves { times: 4, a_first: 8, a_n: 4, c_first: 4, ..Moves::default() };
+        let (m1, columns, n_env) = (self.model().n_embed(), self.columns(), self.n_env());
+        let (ldm, times) = (padded(m1), n_env as i32);
+        let moves = Moves { times, a_first: 2 * times, a_n: times, c_first: times, ..Moves::default() };
         self.stacks(Operands::Nt, moves, |s, first, n| Task {
-            a: self.behind(self.at(self.batch.da, 8 * first * ldm), 4 * n, ldm),
+            a: self.behind(self.at(self.batch.da, 2 * n_env * first * ldm), n_env * n, ldm),
             lda: ldm as i32,
             b: self.at(self.series.embedding.c, s * columns * ldm),
             ldb: ldm as i32,
-            c: self.at(self.batch.de_q, 4 * first * columns),
+            c: self.at(self.batch.de_q, n_env * first * columns),
             ldc: columns as i32,
-            m: 4 * n as i32,
+            m: (n_env * n) as i32,
             n: columns as i32,
             k: m1 as i32,
             ..Task::default()
@@ -513,19 +523,19 @@ impl<'a> Builder<'a> {
 
     /// dL/dC = Q^T dL/dA + Q_dot^T dE/dA; stacks without atoms have none.
     fn dl_c(&self) -> Vec<ProductLaunch> {
-        let (m1, columns) = (self.model().n_embed(), self.columns());
-        let ldm = padded(m1);
-        let moves = || Moves { times: 8, a_first: 2, b_first: 8, ..Moves::default() };
+        let (m1, columns, n_env) = (self.model().n_embed(), self.columns(), self.n_env());
+        let (ldm, times) = (padded(m1), 2 * n_env as i32);
+        let moves = Moves { times, a_first: 2, b_first: times, ..Moves::default() };
         self.stacks(Operands::TnGather, moves, |s, first, n| Task {
             rows: self.batch.row_q + 8 * 2 * first as u64,
             lda: columns as i32,
-            b: self.at(self.batch.da, 8 * first * ldm),
+            b: self.at(self.batch.da, 2 * n_env * first * ldm),
             ldb: ldm as i32,
             c: self.at(self.series.embedding.dl_c, s * columns * ldm),
             ldc: ldm as i32,
             m: columns as i32,
             n: m1 as i32,
-            k: 8 * n as i32,
+            k: (2 * n_env * n) as i32,
             ..Task::default()
         })
     }
@@ -572,7 +582,7 @@ impl<'a> Builder<'a> {
         }
         let Some(constants) = constants else { return Ok(None) };
         let device = self.device().clone();
-        let counter_buffer = Buffer::zeroed(&device, 4 * counters, "counters")?;
+        let counter_buffer = Buffer::zeroed(&device, counters, "counters")?;
         let launches = [
             &mut describe,
             &mut forward,
@@ -585,7 +595,7 @@ impl<'a> Builder<'a> {
             &mut weights,
         ];
         for (launch, (workspace, counter)) in launches.into_iter().flatten().zip(spots) {
-            launch.place(workspace, counter_buffer.ptr() + 4 * counter as u64);
+            launch.place(workspace, counter_buffer.address() + 4 * counter as u64);
         }
         let stride = columns.first().map_or(0, |c| c.stride);
         let views = self.sources(partial, &splits, column_partial, &places, stride);
@@ -621,7 +631,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The tables of rows and groups; those of rows only where they do not come with every step.
-    fn tables(&mut self, device: &Arc<Device>) -> Result<Vec<Buffer>> {
+    fn tables(&mut self, device: &Arc<Device>) -> Result<Tables> {
         let pointers = |pick: &dyn Fn(&GroupMemory) -> DevicePtr| -> Vec<DevicePtr> {
             self.groups.iter().map(pick).collect()
         };
@@ -632,11 +642,11 @@ impl<'a> Builder<'a> {
             pointers(&|g| g.dl_x),
             pointers(&|g| g.layers[hidden].x),
         ];
-        let (b, mut tables) = (&mut self.batch, Vec::new());
+        let (b, mut tables) = (&mut self.batch, Tables::default());
         for (to, list) in [&mut b.x, &mut b.de_x, &mut b.dl_x, &mut b.y_last].into_iter().zip(lists) {
             let table = Buffer::of(device, &list, "tables")?;
-            *to = table.ptr();
-            tables.push(table);
+            *to = table.address();
+            tables._of_groups.push(table);
         }
         let Some(rows) = &self.rows else { return Ok(tables) };
         for (to, list) in [
@@ -650,8 +660,8 @@ impl<'a> Builder<'a> {
             (&mut b.group_row, &rows.group),
         ] {
             let table = Buffer::of(device, list, "tables")?;
-            *to = table.ptr();
-            tables.push(table);
+            *to = table.address();
+            tables._of_rows.push(table);
         }
         Ok(tables)
     }

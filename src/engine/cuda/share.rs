@@ -1,10 +1,10 @@
 //! How the kernels of pairs and descriptors share rows out: `Share` of `kernels/common.cu`.
 
-use super::device::Device;
+use crate::gpu::{Device, Launch};
 
 /// Warps of a block, and its threads.
 const WARPS: usize = 8;
-pub const THREADS: usize = 32 * WARPS;
+const THREADS: usize = 32 * WARPS;
 /// Pairs of a warp in shared memory: numbers of each, and how far apart they stand. As in `kernels/pairs.cu`.
 const FEATURE_ROWS: usize = 26;
 const FORCE_ROWS: usize = 10;
@@ -52,6 +52,11 @@ impl Share {
         Share { shared: self.shared * size, ..self }
     }
 
+    /// How a kernel is started on them.
+    pub fn launch(&self) -> Launch {
+        Launch::new(self.blocks, THREADS).shared(self.shared)
+    }
+
     /// For kernels that keep a few numbers of each row.
     pub fn of_rows(device: &Device, n_rows: usize, numbers: usize) -> Share {
         Self::new(device, n_rows, numbers, |_| 0)
@@ -68,9 +73,23 @@ impl Share {
         Self::new(device, n_rows, 0, |each| WARPS * FEATURE_ROWS * PAIR_LD + pieces(each))
     }
 
+    /// For forces of an evaluation, and whether dE/dQ of a row with its derivatives, 8 times [`Share::force_ld`] numbers, is in
+    /// shared memory.
+    pub fn of_listed_forces(device: &Device, n_rows: usize, columns: usize) -> (Share, bool) {
+        let of_row = 8 * Self::force_ld(columns);
+        let of_block = WARPS * FORCE_ROWS * PAIR_LD;
+        let is_near = (of_row + of_block) * device.numbers.size() <= device.max_shared();
+        (Self::new(device, n_rows, if is_near { of_row } else { 0 }, |_| of_block), is_near)
+    }
+
+    /// How far apart the components of dE/dQ stand: `force_ld` in `kernels/pairs.cu`.
+    pub fn force_ld(columns: usize) -> usize {
+        columns.next_multiple_of(32) + 4
+    }
+
     /// For the forces of pairs, and whether dE/dQ of a row, 4 times `columns` numbers, is brought to shared memory.
     pub fn of_forces(device: &Device, n_rows: usize, columns: usize) -> (Share, bool) {
-        let of_row = 4 * (columns.next_multiple_of(32) + 4);
+        let of_row = 4 * Self::force_ld(columns);
         let of_block = WARPS * FORCE_ROWS * PAIR_LD;
         let is_near = (of_row + of_block) * device.numbers.size() <= device.max_shared();
         (Self::new(device, n_rows, if is_near { of_row } else { 0 }, |_| of_block), is_near)

@@ -5,15 +5,16 @@
 //! the kernels read, and frees what was given up; in the order of the main stream, so that steps under way keep what they
 //! use.
 
-use super::device::{Buffer, Device, Event, Stream, arguments};
 use super::frame::{Facts, HostFrame};
 use super::layout::{self, Batch};
 use super::network::SeriesOnDevice;
-use super::share::{self, Share};
-use super::sys::DevicePtr;
+use super::program::{CUT_PAIRS, FEATURES};
+use super::share::Share;
 use crate::Result;
+use crate::gpu::{Buffer, Device, DevicePtr, Event, Launch, Ptr, Stream};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 /// A frame on the device.
 struct Resident {
@@ -35,8 +36,8 @@ impl Resident {
 /// Frames by slot.
 pub struct Store {
     device: Arc<Device>,
-    /// What the kernels read: `[capacity]` [`layout::Frame`].
-    table: Buffer,
+    /// What the kernels read, `[capacity]`.
+    table: Buffer<layout::Frame>,
     frames: Vec<Option<Resident>>,
     /// Slots that were filled since the last [`Store::publish`].
     fresh: Vec<usize>,
@@ -51,7 +52,7 @@ const ENTRY: usize = size_of::<layout::Frame>();
 
 impl Store {
     pub fn new(device: &Arc<Device>, capacity: usize) -> Result<Store> {
-        let table = Buffer::zeroed(device, capacity * ENTRY, "the table of frames")?;
+        let table = Buffer::zeroed(device, capacity, "the table of frames")?;
         Ok(Store {
             device: device.clone(),
             table,
@@ -64,7 +65,7 @@ impl Store {
     }
 
     pub fn table(&self) -> DevicePtr {
-        self.table.ptr()
+        self.table.address()
     }
 
     pub fn capacity(&self) -> usize {
@@ -76,9 +77,13 @@ impl Store {
         &self.frames[slot].as_ref().expect("a slot is filled before it is used").facts
     }
 
-    /// Puts a frame into a slot and computes its features. `constants` has the numbers of model and series. Bytes that are
-    /// page-locked must stay as they are until the copy is done: see [`Store::keep`].
-    pub fn put(
+    /// Puts a frame into a slot and computes its features. `constants` has the numbers of model and series.
+    ///
+    /// # Safety
+    ///
+    /// A frame in page-locked memory must be kept until the copy is done, by [`Store::keep`]. The addresses of `constants` and
+    /// the series are those of the core that this store belongs to.
+    pub unsafe fn put(
         &mut self,
         slot: usize,
         frame: &HostFrame,
@@ -86,19 +91,20 @@ impl Store {
         constants: &Batch,
     ) -> Result<()> {
         self.remove(slot)?;
-        let (stream, bytes) = (self.device.copy_stream(), frame.bytes());
-        let entry_at = bytes.len().next_multiple_of(16);
-        let blob = self.alloc(stream, entry_at + ENTRY, "a frame")?;
-        self.copy(stream, blob, bytes)?;
+        let stream = self.device.copy_stream();
+        let entry_at = frame.size().next_multiple_of(16);
+        let blob = self.device.alloc_on(stream, entry_at + ENTRY, "a frame")?;
+        // SAFETY: it was made for these bytes; the rest is the caller's word.
+        unsafe { frame.copy_to(&self.device, stream, blob)? };
         let facts = frame.facts.clone();
         let (q, q_bytes) = self.alloc_features(stream, &facts, series)?;
         let entry = blob + entry_at as u64;
         let resident = Resident { facts: facts.clone(), blob, q, q_bytes };
-        let numbers = resident.entry();
-        // SAFETY: a plain structure of numbers, read as bytes.
-        let numbers = unsafe { std::slice::from_raw_parts((&raw const numbers).cast::<u8>(), ENTRY) };
-        self.copy(stream, entry, numbers)?;
-        self.features(stream, &facts, entry, facts.block_at(blob), constants)?;
+        // SAFETY: the entry has its place behind the arrays, and is of ordinary memory; the features have theirs.
+        unsafe {
+            self.device.copy_to(stream, entry, resident.entry().as_bytes(), "copy a frame to the GPU")?;
+            self.features(stream, &facts, Ptr::at(entry), facts.block_at(blob), constants)?;
+        }
         self.frames[slot] = Some(resident);
         self.fresh.push(slot);
         Ok(())
@@ -138,7 +144,7 @@ impl Store {
 
     /// Writes the entry of a slot, after the steps that use what stands there.
     fn enter(&self, slot: usize, entry: layout::Frame) -> Result<()> {
-        self.table.write(slot * ENTRY, &[entry])
+        self.table.write(slot, &[entry])
     }
 
     /// Gives up a slot; its memory is freed when all steps so far are done.
@@ -153,7 +159,11 @@ impl Store {
     }
 
     /// Computes the features of all frames anew, for another series.
-    pub fn refill(&mut self, series: &SeriesOnDevice, constants: &Batch) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`Store::put`].
+    pub unsafe fn refill(&mut self, series: &SeriesOnDevice, constants: &Batch) -> Result<()> {
         self.publish()?;
         let main = self.device.stream();
         for slot in 0..self.frames.len() {
@@ -165,8 +175,9 @@ impl Store {
                 (frame.q, frame.q_bytes) = (q, q_bytes);
             }
             self.enter(slot, facts.entry(blob, q, q_bytes))?;
-            let entry = self.table.ptr() + (slot * ENTRY) as u64;
-            self.features(main, &facts, entry, facts.block_at(blob), constants)?;
+            let entry = Ptr::at(self.table.address() + (slot * ENTRY) as u64);
+            // SAFETY: the entry was written, and the features have their place.
+            unsafe { self.features(main, &facts, entry, facts.block_at(blob), constants)? };
         }
         Ok(())
     }
@@ -179,14 +190,19 @@ impl Store {
         series: &SeriesOnDevice,
     ) -> Result<(DevicePtr, usize)> {
         let [features, cuts] = facts.feature_bytes(&series.plan, self.device.numbers);
-        Ok((self.alloc(stream, features + cuts, "the features of a frame")?, features))
+        Ok((self.device.alloc_on(stream, features + cuts, "the features of a frame")?, features))
     }
 
-    fn features(
+    /// Computes the features of a frame.
+    ///
+    /// # Safety
+    ///
+    /// The entry tells where its arrays are, and the block of `block` stands there.
+    unsafe fn features(
         &self,
         stream: Stream,
         facts: &Facts,
-        entry: DevicePtr,
+        entry: Ptr<layout::Frame>,
         block: DevicePtr,
         constants: &Batch,
     ) -> Result<()> {
@@ -194,37 +210,22 @@ impl Store {
             return Ok(()); // the nets themselves are used
         }
         let threads = facts.n_rows() * constants.n_panels as usize;
-        let cut = arguments![*constants, entry, block];
-        self.device.launch_on(stream, "cut_pairs", threads.div_ceil(256).max(1), 256, 0, cut)?;
-        let share = Share::of_features(&self.device, facts.n_rows());
-        let arguments = arguments![*constants, entry, block, share.each];
-        self.device.launch_on(stream, "features", share.blocks, share::THREADS, share.shared, arguments)
+        let (device, b, block) = (&self.device, *constants, Ptr::at(block));
+        let cut = Launch::new(threads.div_ceil(256).max(1), 256);
+        let share = Share::of_features(device, facts.n_rows());
+        // SAFETY: see the module of this engine, and the caller's word.
+        unsafe {
+            CUT_PAIRS.launch(device, stream, cut, (b, entry, block))?;
+            FEATURES.launch(device, stream, share.launch(), (b, entry, block, share.each))
+        }
     }
 
-    fn copy(&self, stream: Stream, to: DevicePtr, bytes: &[u8]) -> Result<()> {
-        // SAFETY: `to` holds as many bytes. Ordinary memory was read when the call returns; page-locked memory is kept
-        // until the stream has passed this point.
-        let code = unsafe {
-            (self.device.driver().memcpy_htod_async)(to, bytes.as_ptr().cast(), bytes.len(), stream.handle())
-        };
-        self.device.check(code, "copy a frame to the GPU")
-    }
-
-    fn alloc(&self, stream: Stream, bytes: usize, what: &str) -> Result<DevicePtr> {
-        let mut ptr = 0;
-        // SAFETY: `ptr` is valid for writing.
-        let code = unsafe { (self.device.driver().mem_alloc_async)(&mut ptr, bytes, stream.handle()) };
-        self.device.check_memory(code, bytes, what)?;
-        Ok(ptr)
-    }
-
-    fn free(&self, ptr: DevicePtr) -> Result<()> {
-        if ptr == 0 {
+    fn free(&self, address: DevicePtr) -> Result<()> {
+        if address == 0 {
             return Ok(());
         }
         // SAFETY: freed once, after all work of the stream that uses it.
-        let code = unsafe { (self.device.driver().mem_free_async)(ptr, self.device.stream().handle()) };
-        self.device.check(code, "free the memory of a frame")
+        unsafe { self.device.free_on(self.device.stream(), address, "free the memory of a frame") }
     }
 }
 

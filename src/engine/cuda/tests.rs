@@ -1,20 +1,26 @@
 //! The CUDA engine against the reference; skipped by name where there is no GPU.
 
-use super::kernels::Program;
 use super::rows::Room;
 use super::*;
 use crate::data::Frame;
 use crate::engine::reference::ReferenceEngine;
-use crate::engine::reference::tests::{deviation, frame, model, model_with, options, run, steep_params};
+use crate::engine::reference::tests::{
+    deviation, distances, frame, model, model_with, options, run, steep_params,
+};
+use crate::gpu::{Buffer, Cuda, Kernel, Launch, Numbers, Program};
 use crate::model::activation::Activation;
-use crate::model::dp::options::{SeE2AOptions, Sel};
+use crate::model::dp::options::{DescriptorKind, DescriptorOptions, Form, SeE2A, Sel};
 
 fn device(numbers: Numbers) -> Option<Arc<Device>> {
+    device_for(numbers, options().form())
+}
+
+fn device_for(numbers: Numbers, form: Form) -> Option<Arc<Device>> {
     let env = |name: &str| std::env::var(name).ok();
     match Cuda::find(&env) {
-        Ok(cuda) => Some(Device::open(&cuda, 0, numbers, &env).unwrap()),
+        Ok(cuda) => Some(program::open(&cuda, 0, numbers, form, &env).unwrap()),
         Err(e) => {
-            println!("{}: skipped, {}", std::thread::current().name().unwrap_or("a test"), e.message());
+            crate::skip::skip(e.message());
             None
         }
     }
@@ -55,7 +61,7 @@ fn compare(numbers: Numbers, model: Arc<Dp>, tolerance: f64) {
 }
 
 fn compare_made(numbers: Numbers, model: Arc<Dp>, tolerance: f64, make: Make) {
-    let Some(device) = device(numbers) else { return };
+    let Some(device) = device_for(numbers, model.descriptor().form()) else { return };
     let mut engine = make(&device, &model).unwrap();
     // Another batch first: what it leaves behind must not matter.
     let params = model.random_params(9);
@@ -101,7 +107,7 @@ fn float64_agrees_with_the_reference() {
 fn steep_nets_on_panels_agree_with_the_reference() {
     let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
     for type_one_side in [false, true] {
-        let model = model(SeE2AOptions { type_one_side, ..options() });
+        let model = model(DescriptorOptions { type_one_side, ..options() });
         for (numbers, tolerance) in [(Numbers::F64, 1e-9), (Numbers::F32, 2e-3)] {
             let Some(device) = device(numbers) else { return };
             let mut engine = series(&device, &model).unwrap();
@@ -129,14 +135,25 @@ fn products_in_bf16_agree_with_the_reference_to_their_precision() {
 
 #[test]
 fn one_sided_nets_and_excluded_pairs_agree_with_the_reference() {
-    let descriptor = SeE2AOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
+    let descriptor = DescriptorOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
     compare(Numbers::F64, model(descriptor), 1e-9);
+}
+
+#[test]
+fn distances_alone_agree_with_the_reference() {
+    for descriptor in [distances(), DescriptorOptions { type_one_side: false, ..distances() }] {
+        compare(Numbers::F64, model(descriptor.clone()), 1e-9);
+        compare_made(Numbers::F64, model(descriptor.clone()), 1e-11, CudaEngine::direct);
+        let with_inputs = model_with(descriptor, |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
+        compare_made(Numbers::F32, with_inputs.clone(), 3e-4, shared_series);
+        compare_made(Numbers::F32, with_inputs, 3e-4, shared_direct);
+    }
 }
 
 #[test]
 fn other_activations_agree_with_the_reference() {
     for activation in [Activation::Gelu, Activation::Softplus, Activation::Silu] {
-        compare(Numbers::F64, model(SeE2AOptions { activation, ..options() }), 1e-9);
+        compare(Numbers::F64, model(DescriptorOptions { activation, ..options() }), 1e-9);
     }
 }
 
@@ -144,7 +161,12 @@ fn other_activations_agree_with_the_reference() {
 fn layers_with_many_inputs_agree_with_the_reference() {
     // Blocks make the first layer in teams; the last piece of its inputs is a short one.
     let neuron = vec![16, 75];
-    let descriptor = SeE2AOptions { neuron, axis_neuron: 8, type_one_side: true, ..options() };
+    let descriptor = DescriptorOptions {
+        neuron,
+        kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 8 }),
+        type_one_side: true,
+        ..options()
+    };
     compare(Numbers::F64, model(descriptor.clone()), 1e-9);
     let wide = model_with(descriptor, |fitting| fitting.neuron = vec![100, 50]);
     compare(Numbers::F64, wide, 1e-9);
@@ -165,7 +187,7 @@ fn the_nets_themselves_agree_with_the_reference_in_every_kind_of_number() {
 
 #[test]
 fn one_sided_nets_themselves_with_excluded_pairs_and_isolated_atoms_agree_with_the_reference() {
-    let descriptor = SeE2AOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
+    let descriptor = DescriptorOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
     compare_made(Numbers::F64, model(descriptor.clone()), 1e-11, CudaEngine::direct);
     let with_inputs = model_with(descriptor, |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
     compare_made(Numbers::F64, with_inputs, 1e-11, CudaEngine::direct);
@@ -180,7 +202,7 @@ fn nets_of_every_width_agree_with_the_reference() {
         for numbers in [Numbers::F64, Numbers::F32] {
             let tolerance = if numbers == Numbers::F64 { 1e-11 } else { 3e-4 };
             let (sel, neuron, resnet_dt) = (Sel::Fixed(vec![70, 50]), neuron.clone(), k % 2 == 1);
-            let descriptor = SeE2AOptions { neuron, sel, resnet_dt, ..options() };
+            let descriptor = DescriptorOptions { neuron, sel, resnet_dt, ..options() };
             compare_made(numbers, model(descriptor), tolerance, CudaEngine::direct);
         }
     }
@@ -189,7 +211,7 @@ fn nets_of_every_width_agree_with_the_reference() {
 #[test]
 fn a_pair_alone_and_no_pair_at_all_agree_with_the_reference() {
     for type_one_side in [false, true] {
-        let model = model(SeE2AOptions { type_one_side, ..options() });
+        let model = model(DescriptorOptions { type_one_side, ..options() });
         let Some(device) = device(Numbers::F64) else { return };
         let mut engine = CudaEngine::direct(&device, &model).unwrap();
         let mut near = frame(4, 4);
@@ -206,7 +228,7 @@ fn a_pair_alone_and_no_pair_at_all_agree_with_the_reference() {
 #[test]
 fn nets_that_no_series_describes_are_evaluated_themselves() {
     for activation in [Activation::Relu, Activation::Relu6] {
-        let model = model(SeE2AOptions { activation, ..options() });
+        let model = model(DescriptorOptions { activation, ..options() });
         compare(Numbers::F64, model.clone(), 1e-11);
         let Some(device) = device(Numbers::F64) else { return };
         let mut engine = series(&device, &model).unwrap();
@@ -240,7 +262,7 @@ fn a_frame_that_no_series_reaches_is_evaluated_by_the_nets_and_the_others_by_the
 /// Batches of other compositions, one after the other in the same room: all types, some type absent, one atom, one row less
 /// and one more than a tile has, frames of different size, virtual atoms.
 fn compare_kinds(numbers: Numbers, model: Arc<Dp>, tolerance: f64, make: Make) {
-    let Some(device) = device(numbers) else { return };
+    let Some(device) = device_for(numbers, model.descriptor().form()) else { return };
     let mut engine = make(&device, &model).unwrap();
     let batches = [
         vec![frame(13, 1), frame(9, 4), frame(17, 8)],
@@ -267,7 +289,12 @@ fn batches_of_every_composition_share_a_shape() {
 
 #[test]
 fn batches_share_a_shape_with_one_sided_nets_and_many_inputs() {
-    let descriptor = SeE2AOptions { neuron: vec![16, 75], axis_neuron: 8, type_one_side: true, ..options() };
+    let descriptor = DescriptorOptions {
+        neuron: vec![16, 75],
+        kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 8 }),
+        type_one_side: true,
+        ..options()
+    };
     compare_kinds(Numbers::F64, model(descriptor), 1e-9, shared_series);
 }
 
@@ -290,7 +317,7 @@ fn batches_share_a_shape_where_the_nets_themselves_are_evaluated() {
     compare_kinds(Numbers::F64, model(options()), 1e-11, shared_direct);
     compare_kinds(
         Numbers::F64,
-        model(SeE2AOptions { type_one_side: true, ..options() }),
+        model(DescriptorOptions { type_one_side: true, ..options() }),
         1e-11,
         shared_direct,
     );
@@ -317,20 +344,28 @@ fn only_so_many_shapes_are_kept() {
 fn a_gpu_that_is_lost_says_so_in_every_call_and_how_to_go_on() {
     let env = |name: &str| std::env::var(name).ok();
     let Some(whole) = device(Numbers::F64) else { return };
+    let fall: Kernel<()> = Kernel::named("fall");
     let program = Program {
+        name: "a trap",
+        numbers: Numbers::F64,
+        structures: String::new(),
         files: &["extern \"C\" __global__ void fall() { __trap(); }"],
-        options: |_, (major, minor)| vec![format!("--gpu-architecture=sm_{major}{minor}")],
+        options: Vec::new(),
+        signatures: vec![fall.signature()],
         always: |_| true,
+        overlaps: false,
+        clusters: false,
     };
-    let trap = Device::open_with(&Cuda::find(&env).unwrap(), 0, Numbers::F64, &program, &env).unwrap();
-    let held = device::Buffer::of(&whole, &[1.0f64; 8], "a test").unwrap();
+    let trap = Device::open(&Cuda::find(&env).unwrap(), 0, &program, &env).unwrap();
+    let held = Buffer::of(&whole, &[1.0f64; 8], "a test").unwrap();
     whole.synchronize().unwrap();
-    trap.launch("fall", 1, 1, 0, device::arguments![]).unwrap();
+    // SAFETY: it touches no memory.
+    unsafe { fall.launch(&trap, trap.stream(), Launch::new(1, 1), ()).unwrap() };
     let said = [
         trap.synchronize(),
         whole.synchronize(),
         held.read(0, &mut [0.0f64; 8]),
-        device::Buffer::zeroed(&whole, 64, "a test").map(|_| ()),
+        Buffer::<u8>::zeroed(&whole, 64, "a test").map(|_| ()),
         CudaEngine::new(&whole, &model(options()), 0.3).map(|_| ()),
     ];
     for (k, outcome) in said.into_iter().enumerate() {

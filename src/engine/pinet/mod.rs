@@ -15,6 +15,8 @@ pub mod cuda;
 
 pub use frame::PinetFrame;
 
+use crate::engine::cpu::pool::Pool;
+
 /// What a network says about a batch. Atoms are concatenated over structures.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PinetPrediction {
@@ -55,6 +57,11 @@ impl PinetSeeds {
 
 /// Evaluates a network on structures and differentiates a loss.
 pub trait PinetEngine: Send {
+    /// The threads that it computes on, for whoever works between its passes.
+    fn pool(&self) -> Pool {
+        Pool::serial()
+    }
+
     /// First pass: outputs and energies, and where the engine was built with forces also forces and stress.
     fn evaluate(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]);
 

@@ -1,46 +1,23 @@
 //! One row of the environment matrix.
 //!
-//! With r = |d|, p = env_protection and the switch w(r) = 1 below rcut_smth, x^3(-6x^2+15x-10)+1 with
-//! x = (r - rcut_smth) / (rcut - rcut_smth) up to rcut, 0 beyond:
-//! `row = ((s, q d) - davg) / dstd` with `s = w / (r + p)` and `q = w / (r + p)^2`.
+//! `row = ((s, q d) - davg) / dstd` with s and q at r = |d| from [`radial`].
 
-use crate::model::dp::options::SeE2AOptions;
-
-/// s, ds/dr, q, dq/dr at distance r.
-pub fn radial(options: &SeE2AOptions, r: f64) -> [f64; 4] {
-    let (w, w_r) = switch(options, r);
-    let rp = r + options.env_protection;
-    let (s, q) = (w / rp, w / (rp * rp));
-    [s, (w_r - s) / rp, q, w_r / (rp * rp) - 2.0 * q / rp]
-}
-
-fn switch(options: &SeE2AOptions, r: f64) -> (f64, f64) {
-    let (low, high) = (options.rcut_smth, options.rcut);
-    if r <= low {
-        return (1.0, 0.0);
-    }
-    if r >= high {
-        return (0.0, 0.0);
-    }
-    let x = (r - low) / (high - low);
-    let w = x * x * x * (-6.0 * x * x + 15.0 * x - 10.0) + 1.0;
-    let w_x = x * x * (-30.0 * x * x + 60.0 * x - 30.0);
-    (w, w_x / (high - low))
-}
+use crate::model::dp::options::DescriptorOptions;
+pub use crate::model::dp::radial::radial;
 
 fn norm(d: &[f64; 3]) -> f64 {
     (d[0] * d[0] + d[1] * d[1] + d[2] * d[2]).sqrt()
 }
 
 /// The normalised row of a neighbour at `d`.
-pub fn row(options: &SeE2AOptions, d: &[f64; 3], davg: &[f64; 4], dstd: &[f64; 4]) -> [f64; 4] {
+pub fn row(options: &DescriptorOptions, d: &[f64; 3], davg: &[f64; 4], dstd: &[f64; 4]) -> [f64; 4] {
     let [s, _, q, _] = radial(options, norm(d));
     let raw = [s, q * d[0], q * d[1], q * d[2]];
     [0, 1, 2, 3].map(|c| (raw[c] - davg[c]) / dstd[c])
 }
 
 /// The change of the row when the distance vector moves along `d_dot`.
-pub fn tangent(options: &SeE2AOptions, d: &[f64; 3], d_dot: &[f64; 3], dstd: &[f64; 4]) -> [f64; 4] {
+pub fn tangent(options: &DescriptorOptions, d: &[f64; 3], d_dot: &[f64; 3], dstd: &[f64; 4]) -> [f64; 4] {
     let r = norm(d);
     let [_, s_r, q, q_r] = radial(options, r);
     let r_dot = (d[0] * d_dot[0] + d[1] * d_dot[1] + d[2] * d_dot[2]) / r;
@@ -54,7 +31,7 @@ pub fn tangent(options: &SeE2AOptions, d: &[f64; 3], d_dot: &[f64; 3], dstd: &[f
 }
 
 /// dE/dd from dE/drow: the adjoint of [`tangent`].
-pub fn backward(options: &SeE2AOptions, d: &[f64; 3], dstd: &[f64; 4], de_row: &[f64; 4]) -> [f64; 3] {
+pub fn backward(options: &DescriptorOptions, d: &[f64; 3], dstd: &[f64; 4], de_row: &[f64; 4]) -> [f64; 3] {
     let r = norm(d);
     let [_, s_r, q, q_r] = radial(options, r);
     let de = [0, 1, 2, 3].map(|c| de_row[c] / dstd[c]);
@@ -95,13 +72,5 @@ mod tests {
         let left: f64 = (0..4).map(|c| w[c] * jv[c]).sum();
         let right: f64 = (0..3).map(|k| jw[k] * v[k]).sum();
         assert!((left - right).abs() < 1e-14 * left.abs().max(1.0), "{left} {right}");
-    }
-
-    #[test]
-    fn the_row_reaches_zero_smoothly_at_the_cutoff() {
-        let options = options();
-        let [s, s_r, q, q_r] = radial(&options, options.rcut - 1e-5);
-        assert!(s.abs() < 1e-10 && s_r.abs() < 1e-8 && q.abs() < 1e-10 && q_r.abs() < 1e-8);
-        assert_eq!(radial(&options, options.rcut), [0.0; 4]);
     }
 }

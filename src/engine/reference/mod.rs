@@ -41,6 +41,10 @@ impl ReferenceEngine {
                 let row = [0, 1, 2, 3].map(|c| -davg[c] / dstd[c]);
                 entries.push(Entry { net, row, weight: f64::from(padding), pair: None });
             }
+            let left_out = geometry.left_out.get(i * model.n_types() + t).copied().unwrap_or(0);
+            if left_out > 0 {
+                entries.push(Entry { net, row: [0.0; 4], weight: f64::from(left_out), pair: None });
+            }
         }
         let n_extra = model.n_extra();
         Some(AtomView { center, entries, extra: geometry.extra[i * n_extra..(i + 1) * n_extra].to_vec() })
@@ -139,17 +143,18 @@ pub(crate) mod tests {
     use crate::data::Frame;
     use crate::data::Labels;
     use crate::model::activation::Activation;
+    use crate::model::dp::descriptor::SeE2R;
     use crate::model::dp::options::*;
     use crate::model::dp::spec::DpStatistics;
 
     /// A small descriptor with every feature that changes a formula.
-    pub(crate) fn options() -> SeE2AOptions {
-        SeE2AOptions {
+    pub(crate) fn options() -> DescriptorOptions {
+        DescriptorOptions {
+            kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 3 }),
             sel: Sel::Fixed(vec![9, 11]),
             rcut: 4.0,
             rcut_smth: 0.5,
             neuron: vec![4, 8],
-            axis_neuron: 3,
             activation: Activation::Tanh,
             resnet_dt: true,
             type_one_side: false,
@@ -163,8 +168,14 @@ pub(crate) mod tests {
         }
     }
 
+    /// The same with distances alone, and a pair of types whose slots count without being seen.
+    pub(crate) fn distances() -> DescriptorOptions {
+        let kind = DescriptorKind::SeE2R(SeE2R);
+        DescriptorOptions { kind, type_one_side: true, exclude_types: vec![(0, 1)], ..options() }
+    }
+
     /// A small model of two types with frame and atomic parameters.
-    pub(crate) fn model(descriptor: SeE2AOptions) -> Arc<Dp> {
+    pub(crate) fn model(descriptor: DescriptorOptions) -> Arc<Dp> {
         model_with(descriptor, |_| ())
     }
 
@@ -176,7 +187,10 @@ pub(crate) mod tests {
     }
 
     /// The same with another fitting net.
-    pub(crate) fn model_with(descriptor: SeE2AOptions, change: impl FnOnce(&mut FittingOptions)) -> Arc<Dp> {
+    pub(crate) fn model_with(
+        descriptor: DescriptorOptions,
+        change: impl FnOnce(&mut FittingOptions),
+    ) -> Arc<Dp> {
         let mut fitting = FittingOptions {
             neuron: vec![5, 5, 10],
             activation: Activation::Tanh,
@@ -192,7 +206,7 @@ pub(crate) mod tests {
         change(&mut fitting);
         let options = ModelOptions {
             type_map: vec!["A".into(), "B".into()],
-            descriptor: DescriptorOptions::SeE2A(descriptor),
+            descriptor,
             fitting,
             data_stat_nbatch: 1,
             data_stat_protect: 0.01,
@@ -268,7 +282,11 @@ pub(crate) mod tests {
 
     #[test]
     fn force_is_minus_the_gradient_of_the_energy() {
-        let model = model(options());
+        [options(), distances()].into_iter().for_each(check_force);
+    }
+
+    fn check_force(descriptor: DescriptorOptions) {
+        let model = model(descriptor);
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);
         let f = frame(11, 1);
@@ -286,7 +304,11 @@ pub(crate) mod tests {
 
     #[test]
     fn virial_is_minus_the_strain_derivative_of_the_energy() {
-        let model = model(options());
+        [options(), distances()].into_iter().for_each(check_virial);
+    }
+
+    fn check_virial(descriptor: DescriptorOptions) {
+        let model = model(descriptor);
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);
         let f = frame(11, 1);
@@ -314,7 +336,11 @@ pub(crate) mod tests {
 
     #[test]
     fn gradient_of_a_loss_agrees_with_central_differences() {
-        let model = model(options());
+        [options(), distances()].into_iter().for_each(check_gradient);
+    }
+
+    fn check_gradient(descriptor: DescriptorOptions) {
+        let model = model(descriptor);
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);
         let frames = [frame(11, 1), frame(9, 4)];

@@ -3,7 +3,7 @@
 //! What the tree means, as DeePMD-kit 3.2 reads and writes it:
 //! - `model.descriptor.embeddings` holds one net for each neighbour type (`ndim` 1), or one for each pair
 //!   (`ndim` 2) with the centre type running fastest: index = centre + neighbour * ntypes.
-//! - `davg` and `dstd` have the shape [ntypes, slots, 4] but are the same for all slots of a centre type.
+//! - `davg` and `dstd` have the shape [ntypes, slots, 4], or 1 without directions, but are the same for all slots of a centre type.
 //! - The energy of an atom gets `out_bias` of the model plus `bias_atom_e` of the fitting net. The PyTorch side
 //!   of DeePMD-kit keeps the bias in the first and leaves zeros in the second; others do it the other way round.
 //!   We read the sum and write the first.

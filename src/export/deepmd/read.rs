@@ -4,10 +4,10 @@ use super::version;
 use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
-use crate::model::dp::options::{
-    DescriptorOptions, Embedding, FittingOptions, ModelOptions, Precision, SeE2AOptions, Sel,
-};
+use crate::model::dp::descriptor::{Shared, entry_called};
+use crate::model::dp::options::{DescriptorOptions, Embedding, FittingOptions, ModelOptions, Precision, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
+use crate::model::dp::table::EmbeddingTable;
 use crate::{bail, err};
 use serde_json::Value;
 
@@ -23,7 +23,6 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
     check_type(&model, "model", "standard")?;
     let descriptor = model.get("descriptor")?;
     let fitting = model.get("fitting")?;
-    check_type(&descriptor, "descriptor", "se_e2_a")?;
     check_type(&fitting, "fitting net", "ener")?;
     for key in ["atom_exclude_types", "pair_exclude_types"] {
         check_absent(&model, key)?;
@@ -36,11 +35,12 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
     Ok(DpModel {
         stats: read_statistics(&model, &descriptor, &fitting, &shapes)?,
         descriptor_nets: read_descriptor_nets(&descriptor, &descriptor_options, &shapes)?,
+        tables: read_tables(&descriptor, &descriptor_options, &shapes)?,
         fitting_nets: read_nets(&fitting.get("nets")?, 1, &shapes, &shapes.fitting_layers, |_| false)?,
         min_nbor_dist: read_min_nbor_dist(&root)?,
         options: ModelOptions {
             type_map,
-            descriptor: DescriptorOptions::SeE2A(descriptor_options),
+            descriptor: descriptor_options,
             fitting: fitting_options,
             data_stat_nbatch: script["data_stat_nbatch"].as_u64().map_or(DATA_STAT_NBATCH, |n| n as usize),
             data_stat_protect: script["data_stat_protect"].as_f64().unwrap_or(DATA_STAT_PROTECT),
@@ -53,6 +53,8 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
 struct Shapes {
     n_types: usize,
     slots: usize,
+    /// Numbers of a row of the environment matrix.
+    components: usize,
     n_fparam: usize,
     n_aparam: usize,
     /// Widths of the layers, the input first.
@@ -61,11 +63,12 @@ struct Shapes {
 }
 
 impl Shapes {
-    fn new(type_map: &[String], descriptor: &SeE2AOptions, fitting: &FittingOptions) -> Self {
-        let input = descriptor.descriptor_len() + fitting.numb_fparam + fitting.numb_aparam;
+    fn new(type_map: &[String], descriptor: &DescriptorOptions, fitting: &FittingOptions) -> Self {
+        let input = descriptor.width() + fitting.numb_fparam + fitting.numb_aparam;
         Shapes {
             n_types: type_map.len(),
             slots: descriptor.fixed_sel().iter().sum(),
+            components: descriptor.form().components(),
             n_fparam: fitting.numb_fparam,
             n_aparam: fitting.numb_aparam,
             embedding_layers: [&[1], &descriptor.neuron[..]].concat(),
@@ -74,10 +77,9 @@ impl Shapes {
     }
 }
 
-fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result<SeE2AOptions> {
+fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result<DescriptorOptions> {
     check_version(place, version::DESCRIPTOR_NEWEST)?;
     check_absent(place, "spin")?;
-    check_absent(place, "compress")?;
     check_type_map(place, type_map)?;
     let env_mat = place.find("env_mat")?;
     if let Some(switch) = env_mat.map(|env| env.find("use_exp_switch")).transpose()?.flatten()
@@ -85,12 +87,19 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
     {
         return Err(unsupported(&switch, "the exponential switch"));
     }
-    let options = SeE2AOptions {
+    let named = place.get("type")?;
+    let Some(entry) = entry_called(named.str()?) else {
+        return Err(unsupported(&named, &format!("descriptor of type \"{}\"", named.str()?)));
+    };
+    let neuron = place.get("neuron")?.list(Place::usize)?;
+    let get = |key: &str| place.get(key)?.node.to_json();
+    let kind = (entry.read)(&get, &Shared { neuron: &neuron }).map_err(|e| e.at(place.to_string()))?;
+    let options = DescriptorOptions {
+        kind,
         sel: Sel::Fixed(place.get("sel")?.list(Place::usize)?),
         rcut: place.get("rcut")?.f64()?,
         rcut_smth: place.get("rcut_smth")?.f64()?,
-        neuron: place.get("neuron")?.list(Place::usize)?,
-        axis_neuron: place.get("axis_neuron")?.usize()?,
+        neuron,
         activation: read_activation(place)?,
         resnet_dt: place.get("resnet_dt")?.bool()?,
         type_one_side: place.get("type_one_side")?.bool()?,
@@ -106,7 +115,7 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
     Ok(options)
 }
 
-fn check_descriptor(place: &Place, options: &SeE2AOptions, n_types: usize) -> Result<()> {
+fn check_descriptor(place: &Place, options: &DescriptorOptions, n_types: usize) -> Result<()> {
     let sel = options.fixed_sel();
     if sel.len() != n_types {
         bail!("{place}.sel: found {} entries, wanted one for each of {n_types} types", sel.len());
@@ -118,13 +127,10 @@ fn check_descriptor(place: &Place, options: &SeE2AOptions, n_types: usize) -> Re
         bail!("{place}.rcut_smth: {} A is not below rcut = {} A", options.rcut_smth, options.rcut);
     }
     check_widths(&place.get("neuron")?, &options.neuron)?;
-    match options.neuron.last() {
-        None => bail!("{place}.neuron: found no layer, wanted at least one"),
-        Some(&last) if options.axis_neuron == 0 || options.axis_neuron > last => {
-            bail!("{place}.axis_neuron: found {}, wanted 1 to {last}", options.axis_neuron)
-        }
-        Some(_) => Ok(()),
+    if options.neuron.is_empty() {
+        bail!("{place}.neuron: found no layer, wanted at least one");
     }
+    Ok(())
 }
 
 fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<FittingOptions> {
@@ -243,12 +249,12 @@ fn read_statistics(
         None if n == 0 => Ok(Vec::new()),
         None => Err(err!("{parameters}: \"{key}\" is missing")),
     };
-    let dstd = read_rows(&environment.get("dstd")?, shapes)?;
+    let dstd = read_rows(&environment.get("dstd")?, shapes, 1.0)?;
     if let Some(centre) = dstd.iter().position(|row| row.iter().any(|&x| x.is_nan() || x <= 0.0)) {
         bail!("{environment}.dstd: type {centre} has {:?}, wanted numbers above zero", dstd[centre]);
     }
     Ok(DpStatistics {
-        davg: read_rows(&environment.get("davg")?, shapes)?,
+        davg: read_rows(&environment.get("davg")?, shapes, 0.0)?,
         dstd,
         bias,
         out_std: numbers(&outputs, "out_std", n_types)?.unwrap_or_else(|| vec![1.0; n_types]),
@@ -259,17 +265,19 @@ fn read_statistics(
     })
 }
 
-/// `davg` or `dstd`: one row for each centre type, the same in all slots.
-fn read_rows(place: &Place, shapes: &Shapes) -> Result<Vec<[f64; 4]>> {
-    let array = place.array()?;
-    if array.shape != [shapes.n_types, shapes.slots, 4] || shapes.slots == 0 {
-        bail!("{place}: found shape {:?}, wanted [{}, {}, 4]", array.shape, shapes.n_types, shapes.slots);
+/// `davg` or `dstd`: one row for each centre type, the same in all slots. A row without directions is filled up with `rest`.
+fn read_rows(place: &Place, shapes: &Shapes, rest: f64) -> Result<Vec<[f64; 4]>> {
+    let (array, n) = (place.array()?, shapes.components);
+    let wanted = [shapes.n_types, shapes.slots, n];
+    if array.shape != wanted || shapes.slots == 0 {
+        bail!("{place}: found shape {:?}, wanted {wanted:?}", array.shape);
     }
     let values = array.to_f64();
     let mut rows = Vec::new();
-    for (centre, slots) in values.chunks_exact(4 * shapes.slots).enumerate() {
-        let row = [slots[0], slots[1], slots[2], slots[3]];
-        if let Some(slot) = slots.chunks_exact(4).position(|other| other != row) {
+    for (centre, slots) in values.chunks_exact(n * shapes.slots).enumerate() {
+        let mut row = [rest; 4];
+        row[..n].copy_from_slice(&slots[..n]);
+        if let Some(slot) = slots.chunks_exact(n).position(|other| other != &row[..n]) {
             return Err(err!("{place}: type {centre}: slot {slot} differs from slot 0")
                 .help("statistics that differ between neighbours of one atom are not supported"));
         }
@@ -288,7 +296,7 @@ fn numbers(variables: &Place, key: &str, len: usize) -> Result<Option<Vec<f64>>>
     Ok(Some(array.to_f64()))
 }
 
-fn read_descriptor_nets(place: &Place, options: &SeE2AOptions, shapes: &Shapes) -> Result<Vec<Net>> {
+fn read_descriptor_nets(place: &Place, options: &DescriptorOptions, shapes: &Shapes) -> Result<Vec<Net>> {
     let ndim = if options.type_one_side { 1 } else { 2 };
     // Some writers leave out the nets of pairs that do not see each other.
     let unused = |index: usize| {
@@ -297,6 +305,31 @@ fn read_descriptor_nets(place: &Place, options: &SeE2AOptions, shapes: &Shapes) 
         ndim == 2 && (pairs.contains(&(centre, neighbour)) || pairs.contains(&(neighbour, centre)))
     };
     read_nets(&place.get("embeddings")?, ndim, shapes, &shapes.embedding_layers, unused)
+}
+
+/// The tables of a compressed model, one for each embedding net.
+fn read_tables(
+    place: &Place,
+    options: &DescriptorOptions,
+    shapes: &Shapes,
+) -> Result<Option<Vec<EmbeddingTable>>> {
+    let Some(compress) = place.find("compress")? else { return Ok(None) };
+    let variables = compress.get(VARIABLES)?;
+    let (data, info) = (variables.get("compress_data")?, variables.get("compress_info")?);
+    let (tables, about) = (data.items()?, info.items()?);
+    let wanted = options.n_nets(shapes.n_types);
+    if (tables.len(), about.len()) != (wanted, wanted) {
+        bail!(
+            "{compress}: found {} tables and {} of their ranges, wanted {wanted}",
+            tables.len(),
+            about.len()
+        );
+    }
+    let width = options.neuron.last().copied().unwrap_or(0);
+    let table = |(table, about): (&Place, &Place)| {
+        EmbeddingTable::new(table.array()?.to_f64(), &about.array()?.to_f64(), width).map_err(|e| e.at(table))
+    };
+    tables.iter().zip(&about).map(table).collect::<Result<_>>().map(Some)
 }
 
 fn read_nets(

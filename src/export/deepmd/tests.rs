@@ -67,12 +67,12 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
     };
     let options = ModelOptions {
         type_map: vec!["O".into(), "N".into()],
-        descriptor: DescriptorOptions::SeE2A(SeE2AOptions {
+        descriptor: DescriptorOptions {
+            kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 2 }),
             sel: Sel::Fixed(vec![3, 5]),
             rcut: 6.0,
             rcut_smth: 0.1,
             neuron: vec![3, 6],
-            axis_neuron: 2,
             activation: silut,
             resnet_dt: true,
             type_one_side,
@@ -83,7 +83,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             set_davg_zero: true,
             env_protection: 1e-6,
             embedding: Embedding::Chebyshev,
-        }),
+        },
         fitting: FittingOptions {
             neuron: vec![5, 4],
             activation: gelu,
@@ -106,7 +106,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             "data_stat_protect": 0.02,
         }),
     };
-    DpModel { options, stats, descriptor_nets, fitting_nets, min_nbor_dist: Some(0.875) }
+    DpModel { options, stats, descriptor_nets, tables: None, fitting_nets, min_nbor_dist: Some(0.875) }
 }
 
 /// The tree with the value at `path` replaced.
@@ -244,7 +244,7 @@ fn what_is_not_supported_is_named() {
         (
             "model.descriptor.compress",
             Map::new().into(),
-            "model.descriptor.compress: compress is not supported yet",
+            "model.descriptor.compress: \"@variables\" is missing",
         ),
         (
             "model.descriptor.@variables.davg",

@@ -2,8 +2,9 @@
 
 use super::version;
 use crate::export::tree::{Array, ArrayData, Map, Node, VARIABLES};
-use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Precision, SeE2AOptions};
+use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Precision};
 use crate::model::dp::spec::{DpModel, Layer, Net};
+use crate::model::dp::table::EmbeddingTable;
 use serde_json::json;
 
 /// The tree of a model. Equal models give equal trees; [`stamp`] adds the time.
@@ -31,7 +32,7 @@ pub fn stamp(tree: &mut Node, time: jiff::Timestamp) {
 
 fn model_tree(model: &DpModel) -> Map {
     let n_types = model.n_types();
-    let DescriptorOptions::SeE2A(descriptor) = &model.options.descriptor;
+    let descriptor = &model.options.descriptor;
     let per_type = |values: &[f64]| numbers(Precision::Float64, vec![1, n_types, 1], values);
     let variables = Map::new()
         .with("out_bias", per_type(&model.stats.bias))
@@ -50,11 +51,12 @@ fn model_tree(model: &DpModel) -> Map {
         .with("fitting", fitting_tree(model, descriptor))
 }
 
-fn descriptor_tree(model: &DpModel, options: &SeE2AOptions) -> Map {
+fn descriptor_tree(model: &DpModel, options: &DescriptorOptions) -> Map {
     let slots: usize = options.fixed_sel().iter().sum();
-    let shape = vec![model.n_types(), slots, 4];
+    let n = options.form().components();
+    let shape = vec![model.n_types(), slots, n];
     let over_slots = |rows: &[[f64; 4]]| -> Vec<f64> {
-        rows.iter().flat_map(|row| row.iter().copied().cycle().take(4 * slots)).collect()
+        rows.iter().flat_map(|row| row[..n].iter().copied().cycle().take(n * slots)).collect()
     };
     let excluded = options.exclude_types.iter().map(|&(a, b)| Node::from(vec![a, b])).collect();
     let env_mat = Map::new()
@@ -65,16 +67,25 @@ fn descriptor_tree(model: &DpModel, options: &SeE2AOptions) -> Map {
     let variables = Map::new()
         .with("davg", numbers(options.precision, shape.clone(), &over_slots(&model.stats.davg)))
         .with("dstd", numbers(options.precision, shape, &over_slots(&model.stats.dstd)));
-    Map::new()
+    let entry = options.kind.entry();
+    let mut tree = Map::new()
         .with("@class", "Descriptor")
-        .with("type", "se_e2_a")
-        .with("@version", version::DESCRIPTOR)
+        .with("type", entry.variant.name)
+        .with(
+            "@version",
+            if model.tables.is_some() { version::DESCRIPTOR_NEWEST } else { version::DESCRIPTOR },
+        )
         .with("rcut", options.rcut)
         .with("rcut_smth", options.rcut_smth)
         .with("sel", options.fixed_sel().to_vec())
-        .with("neuron", options.neuron.clone())
-        .with("axis_neuron", options.axis_neuron)
-        .with("resnet_dt", options.resnet_dt)
+        .with("neuron", options.neuron.clone());
+    for (key, value) in (entry.write)(options) {
+        tree = tree.with(key, Node::from_json(&value));
+    }
+    if let Some(tables) = &model.tables {
+        tree = tree.with("compress", Map::new().with(VARIABLES, tables_tree(tables, options.precision)));
+    }
+    tree.with("resnet_dt", options.resnet_dt)
         .with("set_davg_zero", options.set_davg_zero)
         .with("activation_function", options.activation.name())
         .with("precision", precision_name(options.precision))
@@ -89,7 +100,23 @@ fn descriptor_tree(model: &DpModel, options: &SeE2AOptions) -> Map {
         .with("spin", Node::Null)
 }
 
-fn embeddings_tree(model: &DpModel, options: &SeE2AOptions) -> Map {
+/// The tables of a compressed model and their ranges.
+fn tables_tree(tables: &[EmbeddingTable], precision: Precision) -> Map {
+    let data = tables.iter().map(|table| {
+        let coefficients = table.coefficients();
+        let shape = match table.n_rows() {
+            0 => vec![0],
+            rows => vec![rows, coefficients.len() / rows],
+        };
+        numbers(precision, shape, coefficients)
+    });
+    let info = tables.iter().map(|table| numbers(precision, vec![table.info().len()], &table.info()));
+    Map::new()
+        .with("compress_data", Node::List(data.collect()))
+        .with("compress_info", Node::List(info.collect()))
+}
+
+fn embeddings_tree(model: &DpModel, options: &DescriptorOptions) -> Map {
     let net = |net: &Net| {
         Map::new()
             .with("@class", "EmbeddingNetwork")
@@ -111,7 +138,7 @@ fn embeddings_tree(model: &DpModel, options: &SeE2AOptions) -> Map {
     collection("embedding_network", ndim, model.n_types(), model.descriptor_nets.iter().map(net).collect())
 }
 
-fn fitting_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
+fn fitting_tree(model: &DpModel, descriptor: &DescriptorOptions) -> Map {
     let options = &model.options.fitting;
     let stats = &model.stats;
     let parameters = |values: &[f64]| match values.len() {
@@ -131,7 +158,7 @@ fn fitting_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
         .with("@version", version::FITTING)
         .with("var_name", "energy")
         .with("ntypes", n_types)
-        .with("dim_descrpt", descriptor.descriptor_len())
+        .with("dim_descrpt", descriptor.width())
         .with("neuron", options.neuron.clone())
         .with("resnet_dt", options.resnet_dt)
         .with("numb_fparam", options.numb_fparam)
@@ -156,7 +183,7 @@ fn fitting_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
         .with("atom_ener", options.atom_ener.clone())
 }
 
-fn fitting_nets_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
+fn fitting_nets_tree(model: &DpModel, descriptor: &DescriptorOptions) -> Map {
     let options = &model.options.fitting;
     let net = |net: &Net| {
         assert_eq!(
@@ -167,7 +194,7 @@ fn fitting_nets_tree(model: &DpModel, descriptor: &SeE2AOptions) -> Map {
         Map::new()
             .with("@class", "FittingNetwork")
             .with("@version", version::FITTING_NET)
-            .with("in_dim", descriptor.descriptor_len() + options.numb_fparam + options.numb_aparam)
+            .with("in_dim", descriptor.width() + options.numb_fparam + options.numb_aparam)
             .with("out_dim", 1usize)
             .with("neuron", options.neuron.clone())
             .with("activation_function", options.activation.name())
@@ -229,7 +256,7 @@ fn precision_name(precision: Precision) -> &'static str {
 
 /// The `model` section as DeePMD-kit wants it beside a model: with numbers for `sel`.
 fn script(options: &ModelOptions) -> serde_json::Value {
-    let DescriptorOptions::SeE2A(descriptor) = &options.descriptor;
+    let descriptor = &options.descriptor;
     if !options.script.is_object() {
         return script_from_options(options, descriptor, &options.fitting);
     }
@@ -242,18 +269,18 @@ fn script(options: &ModelOptions) -> serde_json::Value {
 
 fn script_from_options(
     options: &ModelOptions,
-    descriptor: &SeE2AOptions,
+    descriptor: &DescriptorOptions,
     fitting: &FittingOptions,
 ) -> serde_json::Value {
-    json!({
+    let entry = descriptor.kind.entry();
+    let mut script = json!({
         "type_map": options.type_map,
         "descriptor": {
-            "type": "se_e2_a",
+            "type": entry.variant.name,
             "sel": descriptor.fixed_sel(),
             "rcut": descriptor.rcut,
             "rcut_smth": descriptor.rcut_smth,
             "neuron": descriptor.neuron,
-            "axis_neuron": descriptor.axis_neuron,
             "activation_function": descriptor.activation.name(),
             "resnet_dt": descriptor.resnet_dt,
             "type_one_side": descriptor.type_one_side,
@@ -279,5 +306,9 @@ fn script_from_options(
         },
         "data_stat_nbatch": options.data_stat_nbatch,
         "data_stat_protect": options.data_stat_protect,
-    })
+    });
+    for (key, value) in (entry.write)(descriptor) {
+        script["descriptor"][key] = value;
+    }
+    script
 }

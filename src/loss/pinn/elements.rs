@@ -4,6 +4,7 @@ use super::potential::{self, dress};
 use super::{PinnLabels, PinnLoss, PinnLossValue, Row, rounded};
 use crate::engine::pinet::PinetFrame;
 use crate::engine::pinet::elements::{Elements, KINDS};
+use crate::loss::ErrorSums;
 use crate::model::pinet::options::{ModelOptions, Wiring};
 
 /// Names of the kinds of errors.
@@ -136,12 +137,14 @@ impl PinnLoss {
         };
         let row = |kind: usize| Row {
             tag: TAGS[kind],
-            absolute: sums[1 + 3 * kind],
-            square: sums[2 + 3 * kind],
-            count: match kind {
-                2 => 3.0 * n_atoms as f64,
-                3 => 9.0 * n_structures as f64,
-                _ => n_structures as f64,
+            errors: ErrorSums {
+                absolute: sums[1 + 3 * kind],
+                square: sums[2 + 3 * kind],
+                count: match kind {
+                    2 => 3.0 * n_atoms as f64,
+                    3 => 9.0 * n_structures as f64,
+                    _ => n_structures as f64,
+                },
             },
             loss: sums[3 + 3 * kind],
             batches: 1.0,

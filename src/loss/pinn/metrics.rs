@@ -1,15 +1,14 @@
 //! Errors summed over batches: what PiNN shows as `E_MAE`, `F_RMSE`, `S_LOSS`, ...
 
 use super::PinnLossValue;
+use crate::loss::{Cost, ErrorSums, LossValue, Term};
 
 /// Sums of one kind of error.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Row {
     /// `E`, `E_PER_ATOM`, `F`, `S`, `Q`, `D`, `D_PER_ATOM`, `L2`.
     pub tag: &'static str,
-    pub absolute: f64,
-    pub square: f64,
-    pub count: f64,
+    pub errors: ErrorSums,
     /// The term of the loss, summed over batches.
     pub loss: f64,
     pub batches: f64,
@@ -38,9 +37,9 @@ impl PinnMetrics {
         }
         assert_eq!(self.rows.len(), value.rows.len(), "every batch has the same kinds of error");
         for (sum, row) in self.rows.iter_mut().zip(&value.rows) {
-            sum.absolute += row.absolute;
-            sum.square += row.square;
-            sum.count += row.count;
+            sum.errors.absolute += row.errors.absolute;
+            sum.errors.square += row.errors.square;
+            sum.errors.count += row.errors.count;
             sum.loss += row.loss;
             sum.batches += row.batches;
         }
@@ -52,7 +51,8 @@ impl PinnMetrics {
     pub fn sums(&self) -> Vec<f64> {
         let mut all = vec![self.loss, self.batches];
         for row in &self.rows {
-            all.extend([row.absolute, row.square, row.count, row.loss, row.batches]);
+            let ErrorSums { absolute, square, count } = row.errors;
+            all.extend([absolute, square, count, row.loss, row.batches]);
         }
         all
     }
@@ -62,7 +62,8 @@ impl PinnMetrics {
         assert_eq!(sums.len(), 2 + SUMS * self.rows.len(), "sums of the same kinds of error");
         [self.loss, self.batches] = [sums[0], sums[1]];
         for (row, s) in self.rows.iter_mut().zip(sums[2..].chunks_exact(SUMS)) {
-            [row.absolute, row.square, row.count, row.loss, row.batches] = [s[0], s[1], s[2], s[3], s[4]];
+            row.errors = ErrorSums { absolute: s[0], square: s[1], count: s[2] };
+            [row.loss, row.batches] = [s[3], s[4]];
         }
     }
 
@@ -76,14 +77,28 @@ impl PinnMetrics {
         let mut all = Vec::new();
         for row in &self.rows {
             if row.logged {
-                all.push((format!("{}_MAE", row.tag), row.absolute / row.count));
-                all.push((format!("{}_RMSE", row.tag), (row.square / row.count).sqrt()));
+                all.push((format!("{}_MAE", row.tag), row.errors.mae()));
+                all.push((format!("{}_RMSE", row.tag), row.errors.rmse()));
             }
             if row.has_loss {
                 all.push((format!("{}_LOSS", row.tag), row.loss / row.batches));
             }
         }
         all
+    }
+}
+
+impl Cost for PinnLossValue {
+    fn loss(&self) -> f64 {
+        self.loss
+    }
+
+    /// `E_RMSE`, `F_RMSE`, ...
+    fn into_shown(self) -> LossValue {
+        let mut batch = PinnMetrics::default();
+        batch.add(&self);
+        let terms = batch.report().into_iter().map(|(name, value)| Term { name: name.into(), value });
+        LossValue { loss: self.loss, terms: terms.collect() }
     }
 }
 
@@ -99,9 +114,11 @@ mod tests {
     fn batch(errors: &[f64], loss: f64) -> PinnLossValue {
         let row = Row {
             tag: "E",
-            absolute: errors.iter().map(|e| e.abs()).sum(),
-            square: errors.iter().map(|e| e * e).sum(),
-            count: errors.len() as f64,
+            errors: ErrorSums {
+                absolute: errors.iter().map(|e| e.abs()).sum(),
+                square: errors.iter().map(|e| e * e).sum(),
+                count: errors.len() as f64,
+            },
             loss,
             batches: 1.0,
             has_loss: true,

@@ -251,9 +251,9 @@ impl Errors<'_> {
             Row { tag: self.tag, logged: self.logged, has_loss: self.counts, batches: 1.0, ..Row::default() };
         for k in 0..n {
             let error = self.predicted[k] - self.label[k];
-            term.row.absolute += error.abs();
-            term.row.square += error * error;
-            term.row.count += 1.0;
+            term.row.errors.absolute += error.abs();
+            term.row.errors.square += error * error;
+            term.row.errors.count += 1.0;
             if self.counts && used(k) {
                 let weight = (self.weight)(k);
                 term.row.loss += weight * error * error / divisor;

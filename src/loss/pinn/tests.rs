@@ -322,9 +322,13 @@ fn labels_and_weights_of_structures_give_the_same_loss_and_seeds() {
         assert!((got.loss - want.loss).abs() < 1e-12 * (1.0 + want.loss), "{options:?}");
         assert_eq!(got.rows.len(), want.rows.len());
         for (got, want) in got.rows.iter().zip(&want.rows) {
-            let flags = |row: &Row| (row.tag, row.count, row.has_loss, row.logged, row.batches);
+            let flags = |row: &Row| (row.tag, row.errors.count, row.has_loss, row.logged, row.batches);
             assert_eq!(flags(got), flags(want), "{options:?}");
-            for (a, b) in [(got.absolute, want.absolute), (got.square, want.square), (got.loss, want.loss)] {
+            for (a, b) in [
+                (got.errors.absolute, want.errors.absolute),
+                (got.errors.square, want.errors.square),
+                (got.loss, want.loss),
+            ] {
                 assert!((a - b).abs() < 1e-12 * (1.0 + b.abs()), "{options:?} {}: {a} {b}", got.tag);
             }
         }

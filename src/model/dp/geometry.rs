@@ -1,11 +1,17 @@
 //! What a Deep Potential needs of a frame: neighbours in their slots and the inputs of the fitting net.
 
 use super::model::Dp;
+use super::options::Form;
 use crate::Result;
 use crate::data::Frame;
-use crate::neighbor::NeighborList;
+use crate::neighbor::{Domain, NeighborList};
 use crate::sample::Prepared;
+use rayon::prelude::*;
+use std::ops::Range;
 use std::sync::Arc;
+
+/// Local atoms whose neighbours one task sorts.
+const CENTERS: usize = 64;
 
 /// The geometry of a frame, in file order of its atoms.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +28,8 @@ pub struct Geometry {
     pub r: Vec<f64>,
     /// `[n_atoms * n_types]` empty slots, each of which contributes the row -davg / dstd.
     pub padding: Vec<u32>,
+    /// `[n_atoms * n_types]` slots of neighbours that are excluded, where they count ([`Form`]); else nothing.
+    pub left_out: Vec<u32>,
     /// `[n_atoms, n_extra]` normalised frame and atomic parameters.
     pub extra: Vec<f64>,
 }
@@ -41,24 +49,98 @@ impl Geometry {
         if model.descriptor().env_protection == 0.0 {
             list.refuse_overlap()?;
         }
-        let excluded = |a: usize, b: usize| {
-            model.descriptor().exclude_types.iter().any(|&(x, y)| (x, y) == (a, b) || (y, x) == (a, b))
-        };
         self.clear(list.n_pairs(), frame.n_atoms() * n_types);
         self.types = frame.types.clone();
-        extra_inputs(&mut self.extra, model, frame);
+        extra_inputs(&mut self.extra, model, frame.n_atoms(), &frame.fparam, &frame.aparam);
+        let counts_left_out = counts_left_out(model);
         for i in 0..frame.n_atoms() {
             for t in 0..n_types {
                 let center = frame.types[i];
-                // An excluded neighbour keeps its slot and contributes nothing, not even the row of an empty slot.
+                // An excluded neighbour keeps its slot, which is no empty one.
                 self.padding.push((model.sel()[t] - list.count(i, t)) as u32);
-                if center >= 0 && !excluded(center as usize, t) {
+                let is_seen = center >= 0 && !model.descriptor().excludes(center as usize, t);
+                if is_seen {
                     list.columns(i, t, &mut self.j, &mut self.d, &mut self.r);
+                }
+                if counts_left_out {
+                    self.left_out.push(if is_seen { 0 } else { list.count(i, t) as u32 });
                 }
                 self.start.push(self.j.len() as u32);
             }
         }
         Ok(())
+    }
+
+    /// The neighbours that an MD program has listed. Ghosts are neighbours and no centres: their type is -1 here.
+    ///
+    /// - fparam  `[numb_fparam]`
+    /// - aparam  `[n_local, numb_aparam]`
+    ///
+    /// Takes all threads of the rayon pool that this is called from.
+    pub fn of_domain(model: &Dp, domain: &Domain, fparam: &[f64], aparam: &[f64]) -> Result<Self> {
+        domain.check(model.n_types())?;
+        let (n_local, n_atoms) = (domain.n_local(), domain.n_atoms());
+        let parts: Vec<Geometry> = (0..n_local.div_ceil(CENTERS))
+            .into_par_iter()
+            .map(|k| Self::of_centers(model, domain, k * CENTERS..n_local.min((k + 1) * CENTERS)))
+            .collect::<Result<_>>()?;
+        let mut all = Geometry {
+            types: (0..n_atoms).map(|i| if i < n_local { domain.types[i] } else { -1 }).collect(),
+            ..Default::default()
+        };
+        all.clear(parts.iter().map(Geometry::n_pairs).sum(), n_atoms * model.n_types());
+        for part in &parts {
+            let first = all.j.len() as u32;
+            all.start.extend(part.start[1..].iter().map(|start| first + start));
+            all.j.extend_from_slice(&part.j);
+            all.d.extend_from_slice(&part.d);
+            all.r.extend_from_slice(&part.r);
+            all.padding.extend_from_slice(&part.padding);
+            all.left_out.extend_from_slice(&part.left_out);
+        }
+        all.start.resize(n_atoms * model.n_types() + 1, all.j.len() as u32);
+        all.padding.resize(n_atoms * model.n_types(), 0);
+        if counts_left_out(model) {
+            all.left_out.resize(n_atoms * model.n_types(), 0);
+        }
+        extra_inputs(&mut all.extra, model, n_local, fparam, aparam);
+        Ok(all)
+    }
+
+    /// The pairs of some local atoms of a domain; everything begins with the first of them.
+    fn of_centers(model: &Dp, domain: &Domain, centers: Range<usize>) -> Result<Self> {
+        let (n_types, rcut) = (model.n_types(), model.descriptor().rcut);
+        let mut part = Geometry::default();
+        part.clear(0, centers.len() * n_types);
+        let mut found = Vec::new();
+        let counts_left_out = counts_left_out(model);
+        for i in centers {
+            found.clear();
+            if domain.types[i] >= 0 {
+                domain.nearest(&mut found, i, rcut, model.sel())?;
+            }
+            if model.descriptor().env_protection == 0.0 {
+                Domain::refuse_overlap(&found, i)?;
+            }
+            let mut rest = &found[..];
+            for t in 0..n_types {
+                let (own, others) = rest.split_at(rest.partition_point(|near| near.neighbor as usize == t));
+                rest = others;
+                part.padding.push((model.sel()[t] - own.len()) as u32);
+                let is_seen =
+                    domain.types[i] >= 0 && !model.descriptor().excludes(domain.types[i] as usize, t);
+                if counts_left_out {
+                    part.left_out.push(if is_seen { 0 } else { own.len() as u32 });
+                }
+                if is_seen {
+                    part.j.extend(own.iter().map(|near| near.j));
+                    part.d.extend(own.iter().map(|near| near.d));
+                    part.r.extend(own.iter().map(|near| near.r2.sqrt()));
+                }
+                part.start.push(part.j.len() as u32);
+            }
+        }
+        Ok(part)
     }
 
     /// Empties everything and makes room for so many pairs and (centre, type)s.
@@ -67,6 +149,7 @@ impl Geometry {
         self.d.clear();
         self.r.clear();
         self.padding.clear();
+        self.left_out.clear();
         self.start.clear();
         self.j.reserve(n_pairs);
         self.d.reserve(n_pairs);
@@ -85,7 +168,7 @@ impl Geometry {
     }
 
     /// Indices of the pairs of centre `i` and neighbour type `t`.
-    pub fn pairs(&self, i: usize, t: usize, n_types: usize) -> std::ops::Range<usize> {
+    pub fn pairs(&self, i: usize, t: usize, n_types: usize) -> Range<usize> {
         self.start[i * n_types + t] as usize..self.start[i * n_types + t + 1] as usize
     }
 }
@@ -96,17 +179,23 @@ impl Prepared for Geometry {
     }
 }
 
+/// Whether slots of excluded neighbours must be counted: they contribute where there are no directions.
+fn counts_left_out(model: &Dp) -> bool {
+    let descriptor = model.descriptor();
+    matches!(descriptor.form(), Form::Distances { .. }) && !descriptor.exclude_types.is_empty()
+}
+
 /// `[n_atoms, numb_fparam + numb_aparam]`, shifted and scaled by the statistics.
-fn extra_inputs(extra: &mut Vec<f64>, model: &Dp, frame: &Frame) {
+pub(crate) fn extra_inputs(extra: &mut Vec<f64>, model: &Dp, n_atoms: usize, fparam: &[f64], aparam: &[f64]) {
     let fit = &model.options.fitting;
     let stats = &model.stats;
     extra.clear();
-    for i in 0..frame.n_atoms() {
+    for i in 0..n_atoms {
         for k in 0..fit.numb_fparam {
-            extra.push((frame.fparam[k] - stats.fparam_avg[k]) * stats.fparam_inv_std[k]);
+            extra.push((fparam[k] - stats.fparam_avg[k]) * stats.fparam_inv_std[k]);
         }
         for k in 0..fit.numb_aparam {
-            let x = frame.aparam[i * fit.numb_aparam + k];
+            let x = aparam[i * fit.numb_aparam + k];
             extra.push((x - stats.aparam_avg[k]) * stats.aparam_inv_std[k]);
         }
     }

@@ -39,7 +39,7 @@ impl Dp {
 
     /// Makes initial parameters learn faster: the first embedding layer three times as steep, fitting biases a tenth.
     ///
-    /// Chosen by the force error on one water set, on two seeds: docs/performance.md has all that was tried.
+    /// Chosen by the force error on one water set, on two seeds: docs/notebook/performance.md has all that was tried.
     pub fn sharpen(&self, params: &mut [f64]) {
         for view in self.table.views() {
             let embedding = view.name.starts_with("descriptor");

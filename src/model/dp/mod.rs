@@ -1,9 +1,14 @@
 //! Deep Potential models: descriptor and fitting net.
 
+mod keys; // kinds of keys that several sections share
+pub mod descriptor;
+pub mod fitting;
 pub mod options;
 pub mod spec;
+pub mod table; // what compression puts in place of embedding nets
 pub mod model;
 pub mod geometry;
+pub mod radial; // the switch and what stands in a row for a distance
 pub mod statistics;
 mod init; // the parameters before the first step
 

@@ -1,7 +1,8 @@
 //! A Deep Potential model: shapes, statistics and the table of its parameters. The parameters themselves are a flat vector.
 
-use super::options::{DescriptorOptions, ModelOptions, SeE2AOptions};
+use super::options::{DescriptorOptions, ModelOptions};
 use super::spec::{DpModel, DpStatistics, Layer, Net, descriptor_net_index};
+use super::table::EmbeddingTable;
 use crate::model::net::{HiddenSpec, LayerShape, NetShape, Shortcut};
 use crate::model::params::ParamTable;
 use crate::{Result, bail};
@@ -16,13 +17,15 @@ pub struct Dp {
     pub embedding: Vec<NetShape>,
     /// One fitting net for each centre type.
     pub fitting: Vec<NetShape>,
+    /// One for each embedding net where the model is compressed: evaluation takes these. Nothing is trained then.
+    pub tables: Option<Vec<EmbeddingTable>>,
     sel: Vec<usize>,
 }
 
 impl Dp {
     /// Lays out the parameters of a model. `options.descriptor.sel` must be resolved.
     pub fn new(options: ModelOptions, stats: DpStatistics) -> Self {
-        let DescriptorOptions::SeE2A(se) = &options.descriptor;
+        let se = &options.descriptor;
         let sel = se.fixed_sel().to_vec();
         let n_types = options.type_map.len();
         let mut table = ParamTable::default();
@@ -35,11 +38,12 @@ impl Dp {
                     resnet_dt: se.resnet_dt,
                     trainable: &vec![se.trainable; se.neuron.len()],
                 };
-                NetShape::hidden(&mut table, &format!("descriptor.sea.filter_layers.networks.{k}"), spec)
+                let networks = se.kind.entry().networks;
+                NetShape::hidden(&mut table, &format!("{networks}.filter_layers.networks.{k}"), spec)
             })
             .collect();
         let fit = &options.fitting;
-        let n_in = se.descriptor_len() + fit.numb_fparam + fit.numb_aparam;
+        let n_in = se.width() + fit.numb_fparam + fit.numb_aparam;
         let fitting = (0..n_types)
             .map(|k| {
                 let prefix = format!("fitting_net.filter_layers.networks.{k}");
@@ -58,13 +62,12 @@ impl Dp {
                 )
             })
             .collect();
-        Dp { options, stats, table, embedding, fitting, sel }
+        Dp { options, stats, table, embedding, fitting, tables: None, sel }
     }
 
     /// The descriptor's options.
-    pub fn descriptor(&self) -> &SeE2AOptions {
-        let DescriptorOptions::SeE2A(se) = &self.options.descriptor;
-        se
+    pub fn descriptor(&self) -> &DescriptorOptions {
+        &self.options.descriptor
     }
 
     pub fn n_types(&self) -> usize {
@@ -86,9 +89,9 @@ impl Dp {
         self.embedding[0].n_out()
     }
 
-    /// Width of the descriptor, M1 * M2.
+    /// Width of the descriptor.
     pub fn n_descriptor(&self) -> usize {
-        self.n_embed() * self.descriptor().axis_neuron
+        self.descriptor().width()
     }
 
     /// Inputs of the fitting net beside the descriptor.
@@ -116,7 +119,7 @@ impl Dp {
 
     /// Ranges of the flat vector that the optimiser trains.
     pub fn trainable(&self) -> Vec<std::ops::Range<usize>> {
-        self.table.views().iter().filter(|view| view.trainable).map(|view| view.range()).collect()
+        self.table.trained()
     }
 
     /// A model and its parameters from plain data.
@@ -130,7 +133,8 @@ impl Dp {
                 );
             }
         }
-        let model = Dp::new(spec.options, spec.stats);
+        let mut model = Dp::new(spec.options, spec.stats);
+        model.tables = spec.tables;
         let mut params = vec![0.0; model.table.len()];
         let kinds = [
             ("embedding", &model.embedding, &spec.descriptor_nets),
@@ -157,6 +161,7 @@ impl Dp {
                 .iter()
                 .map(|net| plain_net(params, net, net.layers.len()))
                 .collect(),
+            tables: self.tables.clone(),
             fitting_nets: self
                 .fitting
                 .iter()

@@ -1,7 +1,9 @@
 //! A Deep Potential model as plain data: what a model file holds, and all that a prediction needs.
 
 use crate::model::activation::Activation;
-use crate::model::dp::options::{DescriptorOptions, ModelOptions, SeE2AOptions, Sel};
+use crate::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
+use crate::model::dp::table::EmbeddingTable;
+use crate::{Result, bail};
 
 /// A Deep Potential model with everything that predicts: no training state.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,6 +15,8 @@ pub struct DpModel {
     /// type j. Without, net i + j * n_types serves centres of type i with neighbours of type j: the centre runs
     /// fastest. See [`DpModel::descriptor_net`].
     pub descriptor_nets: Vec<Net>,
+    /// Where the model is compressed: one table for each of `descriptor_nets`, and predictions are made from these.
+    pub tables: Option<Vec<EmbeddingTable>>,
     /// Fitting net t serves atoms of type t. Inputs: descriptor, then fparam, then aparam, both normalised.
     pub fitting_nets: Vec<Net>,
     /// Smallest distance between two atoms of the training data, A. Compression of models asks for it.
@@ -38,6 +42,46 @@ pub struct DpStatistics {
     pub aparam_avg: Vec<f64>,
     /// One over the standard deviation of each atom parameter. [numb_aparam]
     pub aparam_inv_std: Vec<f64>,
+}
+
+impl DpStatistics {
+    /// Refuses what does not fit the model: another number of types or parameters, or no numbers.
+    pub fn check(&self, options: &ModelOptions) -> Result<()> {
+        let (n_types, fit) = (options.type_map.len(), &options.fitting);
+        let lengths = [
+            ("davg", self.davg.len(), n_types, "types"),
+            ("dstd", self.dstd.len(), n_types, "types"),
+            ("bias", self.bias.len(), n_types, "types"),
+            ("out_std", self.out_std.len(), n_types, "types"),
+            ("fparam_avg", self.fparam_avg.len(), fit.numb_fparam, "frame parameters"),
+            ("fparam_inv_std", self.fparam_inv_std.len(), fit.numb_fparam, "frame parameters"),
+            ("aparam_avg", self.aparam_avg.len(), fit.numb_aparam, "atom parameters"),
+            ("aparam_inv_std", self.aparam_inv_std.len(), fit.numb_aparam, "atom parameters"),
+        ];
+        if let Some((name, found, wanted, what)) =
+            lengths.iter().find(|(_, found, wanted, _)| found != wanted)
+        {
+            bail!(
+                "the statistics do not fit the model: {name} is for {found}, the model has {wanted} {what}"
+            );
+        }
+        let rows = self.davg.iter().chain(&self.dstd).flatten();
+        let lists = [
+            &self.bias,
+            &self.out_std,
+            &self.fparam_avg,
+            &self.fparam_inv_std,
+            &self.aparam_avg,
+            &self.aparam_inv_std,
+        ];
+        if rows.chain(lists.into_iter().flatten()).any(|x| !x.is_finite()) {
+            bail!("the statistics of the model hold something that is not a number");
+        }
+        if self.dstd.iter().flatten().any(|&x| x == 0.0) {
+            bail!("the statistics of the model hold a deviation (dstd) of zero");
+        }
+        Ok(())
+    }
 }
 
 /// A multilayer perceptron.
@@ -69,7 +113,7 @@ impl DpModel {
 
     /// The embedding net of a centre type and a neighbour type.
     pub fn descriptor_net(&self, centre: usize, neighbour: usize) -> &Net {
-        let DescriptorOptions::SeE2A(descriptor) = &self.options.descriptor;
+        let descriptor = &self.options.descriptor;
         &self.descriptor_nets
             [descriptor_net_index(descriptor.type_one_side, self.n_types(), centre, neighbour)]
     }
@@ -80,7 +124,7 @@ pub fn descriptor_net_index(type_one_side: bool, n_types: usize, centre: usize, 
     if type_one_side { neighbour } else { centre + neighbour * n_types }
 }
 
-impl SeE2AOptions {
+impl DescriptorOptions {
     /// The slots of each neighbour type. Only after neighbour statistics have replaced "auto".
     pub fn fixed_sel(&self) -> &[usize] {
         match &self.sel {
@@ -92,10 +136,5 @@ impl SeE2AOptions {
     /// How many embedding nets a model with so many types has.
     pub fn n_nets(&self, n_types: usize) -> usize {
         if self.type_one_side { n_types } else { n_types * n_types }
-    }
-
-    /// Length of the descriptor of one atom.
-    pub fn descriptor_len(&self) -> usize {
-        self.neuron.last().map_or(0, |last| last * self.axis_neuron)
     }
 }

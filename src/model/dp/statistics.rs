@@ -1,9 +1,9 @@
 //! The statistics that a model is normalised with: rows of the environment matrix, energy bias, parameters.
 
-use super::options::{DescriptorOptions, FittingOptions, ModelOptions};
+use super::options::{FittingOptions, Form, ModelOptions};
+use super::radial::radial;
 use super::spec::DpStatistics;
 use crate::data::Frame;
-use crate::engine::reference::env;
 use crate::neighbor::NeighborList;
 use crate::{Result, bail};
 
@@ -62,15 +62,13 @@ impl Sums {
     /// The sums of one frame. Empty slots count as rows of zeros.
     pub fn of(options: &ModelOptions, frame: &Frame) -> Result<Self> {
         let n_types = options.type_map.len();
-        let DescriptorOptions::SeE2A(se) = &options.descriptor;
+        let se = &options.descriptor;
         let sel = se.fixed_sel();
         let list = NeighborList::new(frame, se.rcut, n_types, Some(sel))?;
         if se.env_protection == 0.0 {
             list.refuse_overlap()?;
         }
         let mut sums = Sums::empty(options);
-        let excluded =
-            |a: usize, b: usize| se.exclude_types.iter().any(|&(x, y)| (x, y) == (a, b) || (y, x) == (a, b));
         let n_slots = sel.iter().sum::<usize>() as f64;
         let mut composition = vec![0.0; n_types];
         for i in 0..frame.n_atoms() {
@@ -78,9 +76,9 @@ impl Sums {
             composition[center] += 1.0;
             sums.radial[center].count += n_slots;
             sums.angular[center].count += 3.0 * n_slots;
-            for t in (0..n_types).filter(|&t| !excluded(center, t)) {
+            for t in (0..n_types).filter(|&t| !se.excludes(center, t)) {
                 for n in list.of(i, t) {
-                    let [s, _, q, _] = env::radial(se, n.r);
+                    let [s, _, q, _] = radial(se, n.r);
                     sums.radial[center].merge(&Moments { count: 0.0, sum: s, squares: s * s });
                     for d in n.d {
                         let x = q * d;
@@ -95,6 +93,20 @@ impl Sums {
         }
         sums.add_parameters(&options.fitting, frame);
         Ok(sums)
+    }
+
+    /// As [`Sums::of`] without the rows of the environment: what biases and parameters need.
+    pub fn of_outputs(options: &ModelOptions, frame: &Frame) -> Self {
+        let mut sums = Sums::empty(options);
+        if let Some(energy) = frame.labels.energy {
+            sums.compositions = vec![0.0; options.type_map.len()];
+            for center in frame.types.iter().filter_map(|&t| usize::try_from(t).ok()) {
+                sums.compositions[center] += 1.0;
+            }
+            sums.energies.push(energy);
+        }
+        sums.add_parameters(&options.fitting, frame);
+        sums
     }
 
     fn empty(options: &ModelOptions) -> Self {
@@ -189,6 +201,15 @@ impl Sums {
 
     /// What the energies of each type must change by to explain the energies beyond `predicted`, frame by frame.
     pub fn bias_shift(&self, options: &ModelOptions, predicted: &[f64]) -> Result<Vec<f64>> {
+        Ok(self.bias_shift_and_spread(options, predicted)?.0)
+    }
+
+    /// The same, and the standard deviation of what it leaves unexplained.
+    pub fn bias_shift_and_spread(
+        &self,
+        options: &ModelOptions,
+        predicted: &[f64],
+    ) -> Result<(Vec<f64>, f64)> {
         if predicted.len() != self.energies.len() {
             bail!(
                 "{} of {} frames have an energy: the bias cannot be fitted",
@@ -200,7 +221,9 @@ impl Sums {
         let rest = Sums { energies, ..self.clone() };
         // The shift is relative: energies of isolated atoms that the options give are in the model already.
         let fitting = FittingOptions { atom_ener: Vec::new(), ..options.fitting.clone() };
-        rest.bias(&fitting, options.type_map.len())
+        let shift = rest.bias(&fitting, options.type_map.len())?;
+        let spread = rest.spread(&shift, options.type_map.len());
+        Ok((shift, spread))
     }
 
     /// Standard deviation of what the bias leaves unexplained.
@@ -269,11 +292,16 @@ impl Summary {
     /// Means, deviations and bias of a complete summary.
     pub fn finish(self, options: &ModelOptions) -> DpStatistics {
         assert!(self.is_complete(), "statistics were used before all of them were known");
-        let DescriptorOptions::SeE2A(se) = &options.descriptor;
+        let se = &options.descriptor;
         let protect = options.data_stat_protect;
         let row = |(radial, angular): (Moments, Moments)| {
             let mean = if se.set_davg_zero { 0.0 } else { radial.mean() };
-            let (r, a) = (radial.deviation(SMALLEST_ROW), angular.deviation(SMALLEST_ROW));
+            let r = radial.deviation(SMALLEST_ROW);
+            // Without directions nothing is divided by it.
+            let a = match se.form() {
+                Form::Directions { .. } => angular.deviation(SMALLEST_ROW),
+                Form::Distances { .. } => 1.0,
+            };
             ([mean, 0.0, 0.0, 0.0], [r, a, a, a])
         };
         let (davg, dstd) = self.rows.into_iter().flatten().map(row).unzip();

@@ -26,9 +26,19 @@ pub fn atomic_number(text: &str) -> Result<i32> {
     }
 }
 
+/// The symbol of an atomic number, or `X` for what is none.
+pub fn symbol(z: i32) -> &'static str {
+    usize::try_from(z - 1).ok().and_then(|i| SYMBOLS.get(i)).copied().unwrap_or("X")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_has_its_symbol() {
+        assert_eq!([1, 8, 118, 0, -3, 119].map(symbol), ["H", "O", "Og", "X", "X", "X"]);
+    }
 
     #[test]
     fn symbols_and_numbers_are_understood() {

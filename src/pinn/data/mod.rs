@@ -12,8 +12,9 @@ pub mod energies; // CPMD's ENERGIES
 pub mod runner; // RuNNer's input.data
 pub mod qm9; // QM9's files
 pub mod extxyz; // xyz and extended xyz
+pub mod extxyz_write; // predictions as extended xyz
 pub mod deepmd; // system folders of DeePMD-kit
-mod element; // symbols and atomic numbers
+pub mod element; // symbols and atomic numbers
 mod text; // text files of structures one after the other
 mod file; // bytes and lines at an offset
 mod tensor; // tensors in TFRecords

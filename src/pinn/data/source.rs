@@ -16,6 +16,11 @@ pub trait Source: Send + Sync {
     /// Panics where `index` is not below [`Source::len`].
     fn read(&self, index: usize) -> Result<Sample>;
 
+    /// Reads one structure for itself: with all the digits of the file, and its own labels and cell whatever the others have.
+    fn read_as_stored(&self, index: usize) -> Result<Sample> {
+        self.read(index)
+    }
+
     /// The labels that every structure has.
     fn keys(&self) -> Keys;
 
@@ -62,6 +67,10 @@ impl Source for Subset {
         self.source.read(self.indices[index])
     }
 
+    fn read_as_stored(&self, index: usize) -> Result<Sample> {
+        self.source.read_as_stored(self.indices[index])
+    }
+
     fn keys(&self) -> Keys {
         self.source.keys()
     }
@@ -99,6 +108,13 @@ impl Joined {
         }
         Ok(Joined { parts, firsts, keys })
     }
+
+    /// The part that a structure is in, and its place there.
+    fn place_of(&self, index: usize) -> (&dyn Source, usize) {
+        assert!(index < self.len(), "structure {index} of {}", self.len());
+        let part = self.firsts.partition_point(|&first| first <= index) - 1;
+        (&*self.parts[part], index - self.firsts[part])
+    }
 }
 
 impl Source for Joined {
@@ -107,9 +123,13 @@ impl Source for Joined {
     }
 
     fn read(&self, index: usize) -> Result<Sample> {
-        assert!(index < self.len(), "structure {index} of {}", self.len());
-        let part = self.firsts.partition_point(|&first| first <= index) - 1;
-        self.parts[part].read(index - self.firsts[part])
+        let (part, index) = self.place_of(index);
+        part.read(index)
+    }
+
+    fn read_as_stored(&self, index: usize) -> Result<Sample> {
+        let (part, index) = self.place_of(index);
+        part.read_as_stored(index)
     }
 
     fn keys(&self) -> Keys {

@@ -23,15 +23,15 @@ impl TextFile {
     /// Labels are those of the first block. There is at least one.
     pub fn new(path: &Path, blocks: Vec<Block>, what: &'static str, parse: ParseFn) -> Result<Self> {
         let mut set = TextFile { file: ByteFile::new(path)?, blocks, what, parse, keys: Keys::default() };
-        set.keys = set.sample(0)?.keys();
+        set.keys = set.sample(0, Sample::rounded)?.keys();
         Ok(set)
     }
 
-    fn sample(&self, index: usize) -> Result<Sample> {
+    fn sample(&self, index: usize, round: fn(Sample) -> Sample) -> Result<Sample> {
         let block = self.blocks[index];
         let text = block.read(&self.file)?;
         let sample = (self.parse)(&text, block.line).and_then(|sample| {
-            let sample = sample.rounded();
+            let sample = round(sample);
             sample.check().map_err(|e| e.at(format_args!("line {}", block.line)))?;
             Ok(sample)
         });
@@ -49,7 +49,11 @@ impl Source for TextFile {
     }
 
     fn read(&self, index: usize) -> Result<Sample> {
-        self.sample(index)?.restricted(self.keys).map_err(|e| e.at(self.block_place(index)))
+        self.sample(index, Sample::rounded)?.restricted(self.keys).map_err(|e| e.at(self.block_place(index)))
+    }
+
+    fn read_as_stored(&self, index: usize) -> Result<Sample> {
+        self.sample(index, |sample| sample)
     }
 
     fn keys(&self) -> Keys {

@@ -1,7 +1,7 @@
 //! params.yml: what is trained, in the style of PiNN 1 and 2 or in that of PiNN 0.3 and its fork.
 
 mod tables; // the keys of every block
-mod optimizer; // Adam, its rate and its clipping
+mod optimizer; // the optimiser and its rate
 mod write; // params.yml in the folder of the model
 
 pub use write::{to_yaml, write_params};
@@ -14,14 +14,15 @@ use crate::model::pinet::options::{
     Act, Basis, BasisType, CutoffType, DipoleOptions, Gamma, ModelOptions, NetworkKind, PinetOptions, Pool,
     PotentialOptions, Wiring,
 };
-use crate::optim::keras_adam::KerasAdamOptions;
+use crate::optim::OptimizerChoice;
+use crate::optim::keras_rate::Rate;
 use crate::{bail, err};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// A whole params.yml, as meant. No default is left to be applied.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Params {
     /// The style of the file, which is also the version of network and losses.
     pub style: Wiring,
@@ -29,7 +30,8 @@ pub struct Params {
     pub model_dir: PathBuf,
     pub network: PinetOptions,
     pub model: ModelOptions,
-    pub optimizer: KerasAdamOptions,
+    pub optimizer: OptimizerChoice,
+    pub rate: Rate,
     /// `parallel: true`: the run is meant for several processes.
     pub parallel: bool,
     /// Number type of the network (Phalanx only); PiNN's is float32.
@@ -71,15 +73,17 @@ impl Params {
             let error = err!("dipole_model needs the charge of every atom, which a pool does not leave");
             return Err(blocks.network().error("out_pool", error).help("leave out_pool out").at(file));
         }
+        let (optimizer, rate) = match style {
+            Wiring::Master => optimizer::keras(top.get("optimizer"), file)?,
+            Wiring::Fork => optimizer::fork(&blocks.model()),
+        };
         Ok(Params {
             style,
             model_dir: top.text("model_dir").into(),
             network,
             model,
-            optimizer: match style {
-                Wiring::Master => optimizer::keras(top.get("optimizer"), file)?,
-                Wiring::Fork => optimizer::fork(&blocks.model()),
-            },
+            optimizer,
+            rate,
             parallel: top.bool("parallel"),
             precision: if top.text("precision") == "float64" {
                 Precision::Float64

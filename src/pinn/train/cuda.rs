@@ -1,25 +1,31 @@
 //! Training a PiNet on a GPU: parameters, structures and the whole step live there; the host replays recorded steps.
 
-use super::learner::{Evaluation, metrics_over_ranks, shown};
+use super::learner::{Evaluation, metrics_over_ranks};
 use super::structures::{Nothing, Structure, Structures};
-use crate::engine::cuda::Device;
-use crate::engine::cuda::device::{Event, Graph, Pinned};
+use crate::checkpoint::Arrays;
+use crate::engine::choice::Gpu;
 use crate::engine::pinet::cuda::core::{Core, LossTerms, Resident, turn_of};
-use crate::engine::pinet::cuda::layout::{Status, Turn as Numbers};
+use crate::engine::pinet::cuda::layout::{Clipping, Status, Turn as Numbers};
 use crate::engine::pinet::cuda::shape::{Class, Shape, supports};
 use crate::engine::pinet::cuda::{bring, program};
+use crate::gpu::{Buffer, Device, Event, Numbers as Kind, Pinned};
+use crate::loss::Cost;
 use crate::loss::pinn::{PinnLoss, PinnLossValue, PinnMetrics};
+use crate::model::dp::options::Precision;
 use crate::model::pinet::PinetModel;
 use crate::model::pinet::options::ModelOptions;
-use crate::optim::keras_adam::KerasAdam;
+use crate::optim::keras_adam::{Clip, KerasAdamOptions, KerasRules};
+use crate::optim::{OptimizerChoice, moments};
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::Queue;
 use crate::train::gpu_sum::Sum;
 use crate::train::learner::{Learner, Snapshot, StepReport, Turn};
+use crate::train::replay::Recordings;
 use crate::train::team::Team;
-use crate::{Result, bail};
+use crate::{Result, bail, err};
 use serde_json::Value;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,8 +43,8 @@ type Key = (bool, usize, usize);
 pub struct PinnCudaLearner {
     core: Core,
     loss: Arc<PinnLoss>,
-    /// Options and rates; moments are on the device.
-    adam: KerasAdam,
+    /// The one optimiser that the kernels have; its moments are on the device.
+    adam: KerasRules,
     sum: Sum,
     stall_timeout: Duration,
     queue: Queue<Nothing, Structures>,
@@ -49,39 +55,52 @@ pub struct PinnCudaLearner {
     ring: Vec<(Pinned, Event)>,
     next: usize,
     bytes: Vec<u8>,
-    graphs: HashMap<Class, Option<Graph>>,
-    generation: u64,
-    records: bool,
+    recordings: Recordings<Class>,
 }
 
-/// What a learner starts from.
-pub struct Start {
-    pub device: Arc<Device>,
-    pub model: Arc<PinetModel>,
-    pub loss: Arc<PinnLoss>,
-    pub params: Vec<f64>,
-    /// With moments, which go to the device.
-    pub adam: KerasAdam,
-    pub sum: Sum,
-    pub stall_timeout: Duration,
-    pub queue: Queue<Nothing, Structures>,
-    pub evaluation: Option<Evaluation>,
+/// What is on the GPU before the first step, and how the gradients of all GPUs are added up.
+pub struct OnGpu {
+    core: Core,
+    sum: Sum,
+    adam: KerasAdamOptions,
 }
 
-/// Why a run cannot be on the GPU, if so.
-pub fn refuses(device: &Device, model: &PinetModel) -> Option<String> {
-    let plan = crate::engine::pinet::cpu::plan::Plan::plain(model);
-    supports(&plan, device.numbers.size(), device.max_shared()).err()
-}
+impl OnGpu {
+    /// The model, its parameters and Adam's moments on this rank's GPU. All ranks come to the same answer: where one of them
+    /// cannot, none does.
+    #[allow(clippy::too_many_arguments)] // each is a thing of its own
+    pub fn new(
+        team: &mut Team,
+        (gpu, shared): &(Gpu, bool),
+        precision: Precision,
+        model: &Arc<PinetModel>,
+        loss: &PinnLoss,
+        params: &[f64],
+        (optimizer, resumed): (&OptimizerChoice, Option<&Arrays>),
+        blocks: Option<Vec<Range<usize>>>,
+    ) -> Result<Self> {
+        let Some(&adam) = optimizer.options::<KerasAdamOptions>() else {
+            bail!("the GPU has no optimizer but Adam");
+        };
+        let env = |name: &str| std::env::var(name).ok();
+        let numbers = match precision {
+            Precision::Float64 => Kind::F64,
+            Precision::Float32 => Kind::F32,
+        };
+        let device = team.agree(program::open(&gpu.cuda, gpu.index, numbers, &env))?;
+        let core = check(&device, model).and_then(|()| Self::fill(&device, model, loss, params, resumed));
+        let core = team.agree(core)?;
+        let sum = Sum::choose(team, &device, *shared, params.len(), 1, blocks, &env)?;
+        Ok(OnGpu { core, sum, adam })
+    }
 
-/// Opens the GPU with PiNet's kernels.
-pub fn open(gpu: &crate::engine::choice::Gpu, numbers: crate::engine::cuda::Numbers) -> Result<Arc<Device>> {
-    program::open(&gpu.cuda, gpu.index, numbers, &|name| std::env::var(name).ok())
-}
-
-impl PinnCudaLearner {
-    pub fn new(start: Start) -> Result<Self> {
-        let Start { device, model, loss, params, mut adam, sum, stall_timeout, queue, evaluation } = start;
+    fn fill(
+        device: &Arc<Device>,
+        model: &Arc<PinetModel>,
+        loss: &PinnLoss,
+        params: &[f64],
+        resumed: Option<&Arrays>,
+    ) -> Result<Core> {
         let (s_weight, counted) = loss.counted();
         let terms = LossTerms {
             is_dipole: matches!(loss.options(), ModelOptions::Dipole(_)),
@@ -89,17 +108,48 @@ impl PinnCudaLearner {
             s_weight,
             pull: loss.pull(params.len()),
         };
-        let core = Core::new(&device, &model, loss.wants_forces(), Some(terms))?;
-        core.set_params(&params)?;
-        core.first_moment.write(0, &adam.first_moment)?;
-        core.second_moment.write(0, &adam.second_moment)?;
-        (adam.first_moment, adam.second_moment) = (vec![], vec![]);
-        let records = std::env::var("PHALANX_GRAPHS").map_or(true, |value| value != "0");
-        let (held, generation) = (core.store.generation, core.generation);
-        Ok(PinnCudaLearner {
+        let core = Core::new(device, model, loss.wants_forces(), Some(terms))?;
+        core.set_params(params)?;
+        if let Some(arrays) = resumed {
+            let saved = moments::find(arrays, params.len())?;
+            core.moments.iter().zip(saved).try_for_each(|(buffer, x)| buffer.write(0, x))?;
+        }
+        Ok(core)
+    }
+}
+
+/// What is cut down, as the kernels know it, and to what.
+fn clipping(clip: Clip) -> (Clipping, f64) {
+    match clip {
+        Clip::None => (Clipping::None, 0.0),
+        Clip::Variable(most) => (Clipping::Variable, most),
+        Clip::Global(most) => (Clipping::Global, most),
+        Clip::Value(most) => (Clipping::Value, most),
+    }
+}
+
+/// Refuses networks that the kernels cannot compute.
+fn check(device: &Device, model: &PinetModel) -> Result<()> {
+    let plan = crate::engine::pinet::cpu::plan::Plan::plain(model);
+    supports(&plan, device.numbers.size(), device.max_shared()).map_err(|why| {
+        err!("{} cannot compute this network: {why}", device.name).help("use --device cpu or --device auto")
+    })
+}
+
+impl PinnCudaLearner {
+    pub fn new(
+        on_gpu: OnGpu,
+        loss: Arc<PinnLoss>,
+        stall_timeout: Duration,
+        queue: Queue<Nothing, Structures>,
+        evaluation: Option<Evaluation>,
+    ) -> Self {
+        let OnGpu { core, sum, adam } = on_gpu;
+        let held = core.store.generation;
+        PinnCudaLearner {
             core,
             loss,
-            adam,
+            adam: KerasRules::new(adam),
             sum,
             stall_timeout,
             queue,
@@ -109,10 +159,8 @@ impl PinnCudaLearner {
             ring: Vec::new(),
             next: 0,
             bytes: Vec::new(),
-            graphs: HashMap::new(),
-            generation,
-            records,
-        })
+            recordings: Recordings::new(MOST_GRAPHS, &|name| std::env::var(name).ok()),
+        }
     }
 
     /// Where the structures of a batch lie, after those that are absent were brought.
@@ -169,13 +217,18 @@ impl PinnCudaLearner {
             self.ring.push((Pinned::new(&device, 2 * self.bytes.len())?, Event::new(&device)?));
         } else {
             self.sum.wait_for(&self.ring[at].1, team, self.stall_timeout)?;
-            if self.ring[at].0.bytes().len() < self.bytes.len() {
+            if self.ring[at].0.size() < self.bytes.len() {
                 self.ring[at].0 = Pinned::new(&device, 2 * self.bytes.len())?;
             }
         }
         let (pinned, event) = &mut self.ring[at];
-        pinned.bytes_mut()[..self.bytes.len()].copy_from_slice(&self.bytes);
-        pinned.copy_to(device.stream(), self.core.turn.ptr(), 0, self.bytes.len())?;
+        let (to, room) = self.core.turn_address();
+        assert!(self.bytes.len() <= room, "room was made for the turn of this shape");
+        // SAFETY: the last copy from this piece is over; it is written again after the event below.
+        unsafe {
+            pinned.bytes_mut()[..self.bytes.len()].copy_from_slice(&self.bytes);
+            pinned.copy_to(device.stream(), to, 0, self.bytes.len())?;
+        }
         event.record(device.stream())?;
         self.next += 1;
         Ok(shape)
@@ -183,45 +236,31 @@ impl PinnCudaLearner {
 
     /// The gradient of a batch, and the update unless the host adds gradients up.
     fn work(&self, shape: &Shape) -> Result<()> {
-        self.core.first_pass(shape)?;
-        self.core.loss(shape)?;
-        self.core.second_pass(shape)?;
+        // SAFETY: the turn of a batch of this shape was sent.
+        unsafe {
+            self.core.first_pass(shape)?;
+            self.core.loss(shape)?;
+            self.core.second_pass(shape)?;
+        }
         match &self.sum {
             Sum::Host(_) => return Ok(()),
             Sum::Alone => {}
             Sum::Nccl(comm) => {
-                comm.sum(self.core.grad.ptr(), self.core.n_params() + 1)?;
+                comm.sum(&self.core.grad, self.core.n_params() + 1)?;
                 self.core.mean()?;
             }
         }
-        self.core.update(self.adam.options.clip)
+        self.core.update(clipping(self.adam.options.clip))
     }
 
     /// Does recorded work, or records it when it is done for the second time.
-    fn replay(&mut self, shape: &Arc<Shape>) -> Result<()> {
-        if !self.records {
-            return self.work(shape);
-        }
-        if self.generation != self.core.generation {
-            self.graphs.clear();
-            self.generation = self.core.generation;
-        }
-        match self.graphs.get(&shape.class) {
-            Some(Some(graph)) => return graph.launch(),
-            // The first time loads kernels, which cannot be recorded.
-            None => {
-                if self.graphs.len() < MOST_GRAPHS {
-                    self.graphs.insert(shape.class, None);
-                }
-                return self.work(shape);
-            }
-            Some(None) => {}
-        }
-        let device = self.core.device.clone();
-        let graph = Graph::record(&device, || self.work(shape))?;
-        graph.launch()?;
-        self.graphs.insert(shape.class, Some(graph));
-        Ok(())
+    fn replay(&mut self, shape: &Shape) -> Result<()> {
+        let mut recordings = std::mem::take(&mut self.recordings);
+        let (device, generation) = (&self.core.device, self.core.generation);
+        // SAFETY: memory that moves counts the generation on; the turn of this batch was sent.
+        let done = unsafe { recordings.replay(device, shape.class, generation, || self.work(shape)) };
+        self.recordings = recordings;
+        done
     }
 
     /// The mean over ranks, through the host, and the update with it.
@@ -232,7 +271,7 @@ impl PinnCudaLearner {
         sum.add(0);
         let (grad, stop) = sum.mean(team, stop)?;
         self.core.grad.write(0, grad)?;
-        self.core.update(self.adam.options.clip)?;
+        self.core.update(clipping(self.adam.options.clip))?;
         Ok(stop)
     }
 
@@ -267,8 +306,11 @@ impl PinnCudaLearner {
             let places = self.places(&keyed)?;
             let chosen = self.loss.chosen_forces(batch.iter().map(|s| &s.labels), 0, 0);
             let shape = self.send(Numbers::default(), &places, chosen.as_deref(), team)?;
-            self.core.first_pass(&shape)?;
-            self.core.loss(&shape)?;
+            // SAFETY: the turn of this batch was sent.
+            unsafe {
+                self.core.first_pass(&shape)?;
+                self.core.loss(&shape)?;
+            }
             metrics.add(&self.value(&places)?);
         }
         Ok(metrics)
@@ -283,7 +325,7 @@ impl Learner for PinnCudaLearner {
             .flat_map(|f| (f.frame.0.iter().enumerate()).map(move |(n, s)| ((false, f.id.frame, n), s)))
             .collect();
         let places = self.places(&keyed)?;
-        let rule = self.adam.rule(turn.step);
+        let rule = self.adam.at(turn.step, turn.rate.scaled);
         let numbers = Numbers {
             rate: rule.rate,
             epsilon: rule.epsilon,
@@ -309,7 +351,7 @@ impl Learner for PinnCudaLearner {
             wish = status.stop;
             if turn.wants_values {
                 report.gradient_norm = status.norm;
-                report.values.push(shown(&self.value(&places)?));
+                report.values.push(self.value(&places)?.into_shown());
             }
         }
         if self.sum.is_joined(team) {
@@ -332,15 +374,15 @@ impl Learner for PinnCudaLearner {
     fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot> {
         self.wait(team)?;
         self.judge()?;
-        let read = |buffer: &crate::engine::cuda::device::Buffer| -> Result<Vec<f64>> {
+        let read = |buffer: &Buffer<f64>| -> Result<Vec<f64>> {
             let mut values = vec![0.0; self.core.n_params()];
             buffer.read(0, &mut values)?;
             Ok(values)
         };
+        let [first, second] = &self.core.moments;
         Ok(Snapshot {
             params: read(&self.core.params)?,
-            first_moment: read(&self.core.first_moment)?,
-            second_moment: read(&self.core.second_moment)?,
+            optimizer: moments::named([read(first)?, read(second)?]),
             engine: Value::Null,
         })
     }
@@ -349,11 +391,12 @@ impl Learner for PinnCudaLearner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::cuda::{Cuda, Numbers as Kind};
     use crate::engine::pinet::reference::PinetReference;
     use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
+    use crate::gpu::Cuda;
     use crate::loss::pinn::tests::{all, batch, model, separate};
-    use crate::optim::keras_adam::{Clip, KerasAdamOptions};
+    use crate::optim::keras_adam::KerasAdam;
+    use crate::optim::keras_rate::Rate;
 
     /// Three steps on the device give the losses and parameters of the reference, for every option of the loss.
     #[test]
@@ -361,7 +404,7 @@ mod tests {
         let env = |name: &str| std::env::var(name).ok();
         let device = match Cuda::find(&env) {
             Ok(cuda) => program::open(&cuda, 0, Kind::F64, &env).unwrap(),
-            Err(e) => return println!("whole_steps_agree: skipped, {}", e.message()),
+            Err(e) => return crate::skip::skip(e.message()),
         };
         let model = Arc::new(model());
         let (frames, labels, _) = batch(&model);
@@ -382,11 +425,12 @@ mod tests {
                 .map(|(f, l)| bring(&mut core, f, &loss.elements(f, l)).unwrap().unwrap())
                 .collect();
             let mut cpu = KerasAdam::new(adam, variables.clone(), params.len());
-            let mut rules = KerasAdam::new(adam, vec![], 0);
+            let mut rules = KerasRules::new(adam);
+            let rate = [Rate::master(), Rate::fork()][k % 2];
             let mut engine = PinetReference::new(model.clone(), loss.wants_forces());
             // Four terms are to be drawn where one at a time counts.
             for step in 0..if loss.dropped(0) > 0 { 8 } else { 3 } {
-                let rule = rules.rule(step);
+                let rule = rules.at(step, rate.at(step));
                 let numbers = Numbers {
                     rate: rule.rate,
                     epsilon: rule.epsilon,
@@ -397,18 +441,21 @@ mod tests {
                 let mut bytes = Vec::new();
                 let chosen = loss.chosen_forces(labels.iter(), step, 0);
                 let shape = core.shape(turn_of(numbers, &places, chosen.as_deref(), &mut bytes)).unwrap();
-                core.turn.write(0, &bytes).unwrap();
-                core.first_pass(&shape).unwrap();
-                core.loss(&shape).unwrap();
-                core.second_pass(&shape).unwrap();
-                core.update(adam.clip).unwrap();
+                core.set_turn(&bytes).unwrap();
+                // SAFETY: the shape is of the class of these structures.
+                unsafe {
+                    core.first_pass(&shape).unwrap();
+                    core.loss(&shape).unwrap();
+                    core.second_pass(&shape).unwrap();
+                }
+                core.update(clipping(adam.clip)).unwrap();
                 let (mut out, mut seeds) = (PinetPrediction::default(), PinetSeeds::default());
                 engine.evaluate(&mut out, &params, &refs);
                 let want = loss.differentiate(&mut seeds, &out, &refs, &label_refs, &params, step, 0);
                 let mut grad = vec![0.0; params.len()];
                 engine.backward(&mut grad, &params, &refs, &seeds);
                 loss.regularise_add(&mut grad, &params, step);
-                cpu.step(&mut params, &mut grad, step);
+                cpu.step(&mut params, &grad, rate.at(step), step);
                 let got = loss.value_of(&core.values().unwrap(), 2, 5);
                 let off = (got.loss - want.loss).abs() / want.loss.abs();
                 assert!(off < 1e-10, "{options:?} step {step}: loss {} {}", got.loss, want.loss);

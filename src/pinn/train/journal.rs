@@ -2,18 +2,22 @@
 
 use super::early_stop::EarlyStop;
 use super::learner::MetricNames;
-use super::state::PinnState;
-use crate::checkpoint::Checkpoint;
+use super::state::{PinnRun, PinnState};
+use crate::checkpoint::{Checkpoint, Companion};
 use crate::err;
 use crate::error::{IoContext, Result};
 use crate::pinn::log as pinn_log;
+use crate::pinn::tensorflow::Twin;
 use crate::report::lcurve::Row;
+use crate::report::messages::same_command;
 use crate::report::number::exp;
+use crate::report::progress::Note;
 use crate::report::tensorboard::EventWriter;
 use crate::train::learner::{Snapshot, StepRate, StepReport};
 use crate::train::run::Journal;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The files of a run in its `model_dir`.
 pub struct PinnJournal {
@@ -25,6 +29,8 @@ pub struct PinnJournal {
     pub eval_events: Option<EventWriter>,
     pub names: MetricNames,
     pub early_stop: EarlyStop,
+    /// Writes PiNN's own checkpoints beside ours.
+    pub twin: Option<Arc<Twin>>,
 }
 
 impl PinnJournal {
@@ -46,11 +52,11 @@ impl PinnJournal {
 }
 
 impl Journal for PinnJournal {
-    fn row(&mut self, row: &Row) -> Result<Option<String>> {
+    fn row(&mut self, row: &Row) -> Result<Option<Note>> {
         // The loop shows the root of the loss first.
         let loss = row.train[0] * row.train[0];
         log::info!("step {:9}: loss = {}, lr = {}", row.step, exp(loss, 6), exp(row.lr, 3));
-        Ok(None)
+        Ok(Some(Note { text: format!("loss {loss:.3e}"), value: loss }))
     }
 
     fn record(&mut self, done: u64, rate: StepRate, report: &StepReport, speed: f64) -> Result<()> {
@@ -91,15 +97,11 @@ impl Journal for PinnJournal {
     }
 
     fn checkpoint(&self, step: u64, draws: u64, snapshot: Snapshot) -> Checkpoint {
-        PinnState {
-            step,
-            draws,
-            params_file: self.params.clone(),
-            params: snapshot.params,
-            first_moment: snapshot.first_moment,
-            second_moment: snapshot.second_moment,
-        }
-        .into_checkpoint()
+        PinnState::new(step, draws, snapshot, PinnRun(self.params.clone())).into_checkpoint()
+    }
+
+    fn companion(&self) -> Option<Arc<dyn Companion>> {
+        self.twin.clone().map(|twin| twin as Arc<dyn Companion>)
     }
 
     fn close(&mut self) -> Result<()> {
@@ -113,6 +115,6 @@ impl Journal for PinnJournal {
     }
 
     fn continue_command(&self) -> String {
-        format!("the same pinn train command; it goes on from {}", self.model_dir.display())
+        format!("{} (it goes on from {})", same_command(), self.model_dir.display())
     }
 }

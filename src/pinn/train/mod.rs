@@ -2,49 +2,49 @@
 
 mod options; // what the command line says
 mod structures; // prepared structures with labels, in batches
-mod learner; // one update, errors over the evaluation set
+mod learner; // a network as the recipe of a step sees it, errors over the evaluation set
 mod cuda; // the same on a GPU
 mod journal; // what rank 0 writes
 mod early_stop; // training ends where nothing improves
-mod state; // a run as a checkpoint
+pub mod state; // what a checkpoint says
 mod dress; // energies of elements, from the data
 
-use crate::checkpoint::{self, Checkpoint};
-use crate::engine::cuda::{Device, Numbers};
+use crate::checkpoint::Checkpoint;
+use crate::engine::pinet::PinetEngine;
 use crate::engine::pinet::cpu::PinetCpu;
-use crate::engine::pinet::{PinetEngine, PinetPrediction, PinetSeeds};
 use crate::error::Result;
 use crate::loss::pinn::PinnLoss;
+use crate::memory::afford;
 use crate::model::dp::options::Precision;
 use crate::model::pinet::PinetModel;
 use crate::model::pinet::options::ModelOptions;
-use crate::optim::keras_adam::KerasAdam;
 use crate::pinn::data::Source;
 use crate::pinn::data::detect::DataSet;
 use crate::pinn::params::{Params, write_params};
+use crate::pinn::tensorflow::Twin;
 use crate::report::tensorboard::EventWriter;
 use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
-use crate::train::gpu_sum::Sum;
+use crate::train::cpu::{CpuLearner, QUEUE_DEPTH};
+use crate::train::family::Validation;
 use crate::train::learner::{Learner, StepRate};
 use crate::train::run::{Journal, Plan, Run, Validates};
+use crate::train::same;
 use crate::train::session::{self, Session, SessionOptions};
-use crate::train::step::GradientSum;
+use crate::train::step::{Stepper, StepperOptions};
 use crate::train::team::Team;
 use crate::{bail, err};
 pub use options::TrainArgs;
 
-use cuda::PinnCudaLearner;
+use cuda::{OnGpu, PinnCudaLearner};
 use early_stop::EarlyStop;
 use journal::PinnJournal;
-use learner::{Evaluation, MetricNames, PinnLearner};
+use learner::{Evaluation, MetricNames, Pinet};
 use state::PinnState;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use structures::{Batches, Nothing};
 
-/// Batches that are prepared ahead of the step.
-const QUEUE_DEPTH: usize = 16;
 /// Memory for prepared structures where they are kept, which is the default.
 const CACHE_BYTES: usize = 2 << 30;
 /// How long GPUs may wait for each other before their ranks are asked whether they live.
@@ -62,6 +62,9 @@ pub fn main(args: &TrainArgs) -> Result<()> {
         log_path: args.log_path.clone(),
         mpi_log: args.mpi_log,
         stall_timeout: None,
+        zero_on_stop: args.zero_on_stop,
+        input: Some(args.params.clone()),
+        task: "pinn train".to_string(),
     };
     session::run(&session, |team, session| train(team, session, args))
 }
@@ -78,9 +81,11 @@ struct Setup {
     resumed: Option<PinnState>,
 }
 
-fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
+fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<Option<i32>> {
     let early_stop = EarlyStop::new(&args.early_stop);
-    let setup = setup(team, args)?;
+    let params = read_params(team, args)?;
+    let owner = session::own(team, || vec![params.model_dir.clone()])?;
+    let setup = setup(team, args, params)?;
     let names = MetricNames::default();
     let mut learner = learner(team, session, args, &setup, &names)?;
     let (start, draws) = setup.resumed.as_ref().map_or((0, 0), |state| (state.step, state.draws));
@@ -88,13 +93,20 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
         log::info!("continuing after step {start} of {}", setup.params.model_dir.display());
     }
     let scale = team.size() as f64;
+    let before = setup.resumed.as_ref().and_then(|state| state.draws_per_step);
+    if let Some(before) = before.filter(|&before| before != team.size() as u64) {
+        log::warn!(
+            "the run was saved with {before} batches a step and goes on with {scale}: the learning rate is scaled by {scale} \
+             instead of {before}"
+        );
+    }
     if team.size() > 1 {
         log::info!(
             "learning rate is scaled by {scale} for {scale} ranks: it starts at {:e}",
-            setup.params.optimizer.rate.scaled(scale).at(0)
+            setup.params.rate.scaled(scale).at(0)
         );
     }
-    let schedule = setup.params.optimizer.rate;
+    let schedule = setup.params.rate;
     let plan = Plan {
         num_steps: args.train_steps,
         start,
@@ -108,12 +120,20 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
         record_freq: Some(args.log_every),
         save_freq: args.ckpt_every,
         validates: Validates::AfterSave(EVALUATION_PAUSE),
+        full_validation: None,
+        averages: None,
         save_ckpt: setup.params.model_dir.join("model.ckpt"),
         max_ckpt_keep: args.max_ckpts,
+        ckpt_aliases: &[],
+        points_from_here: false,
+        owner,
         tells_time: true,
         shows_progress: true,
         profiling: args.profile,
         profiling_file: setup.params.model_dir.join("timeline.json"),
+        dashboard: None,
+        title: String::new(),
+        stop: None,
     };
     let open = || -> Result<PinnJournal> {
         Ok(PinnJournal {
@@ -123,21 +143,25 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<()> {
             eval_events: None,
             names,
             early_stop,
+            twin: Twin::new(&setup.model, &setup.params).map(Arc::new),
         })
     };
     let journal = team.is_root().then(open).transpose();
     let mut journal = team.agree(journal)?;
     let journal = journal.as_mut().map(|journal| journal as &mut dyn Journal);
-    Run::new(team, plan, &mut *learner, journal, &session.far_lines)?.to_the_end(team)
+    Ok(Run::new(team, plan, &mut *learner, journal, &session.far_lines)?.to_the_end(team)?.signal)
 }
 
-fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
-    // Every rank reads the small file: it says the same to all, and mistakes are told once.
+/// Every rank reads the small file: it says the same to all, and mistakes are told once.
+fn read_params(team: &mut Team, args: &TrainArgs) -> Result<Params> {
     let read = Params::read(&args.params).map(|params| match &args.model_dir {
         Some(folder) => params.with_model_dir(folder),
         None => params,
     });
-    let mut params = team.agree(read)?;
+    team.agree(read)
+}
+
+fn setup(team: &mut Team, args: &TrainArgs, mut params: Params) -> Result<Setup> {
     if params.parallel && team.size() == 1 {
         log::warn!(
             "params.yml says parallel: true, but this is one process: start it with mpirun, torchrun, horovodrun or srun"
@@ -147,10 +171,22 @@ fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
     let opened = open_training(team, args, wants_forces);
     let (source, by_file) = team.agree(opened)?;
     let eval = team.agree(open_evaluation(args))?;
+    if !by_file {
+        same::check_facts(team, "the training set", || facts(&*source))?;
+    }
+    if let Some(eval) = &eval {
+        same::check_facts(team, "the evaluation set", || facts(&**eval))?;
+    }
     if args.init {
         dress::init(team, &mut params, &*source, by_file)?;
     }
-    let model = Arc::new(team.agree(PinetModel::new(params.network.clone()))?);
+    let model = PinetModel::new(params.network.clone()).and_then(|model| {
+        // Each parameter has a gradient, two moments, and a copy in a checkpoint.
+        let n = model.n_params();
+        afford(40 * n as u128, format_args!("network.params: {n} parameters"))?;
+        Ok(model)
+    });
+    let model = Arc::new(team.agree(model)?);
     let loss = Arc::new(PinnLoss::new(params.model.clone(), &model, params.seed));
     let batches = |source, size| Batches::new(source, model.clone(), loss.clone(), size);
     let training = team.agree(batches(source, args.batch))?;
@@ -158,7 +194,7 @@ fn setup(team: &mut Team, args: &TrainArgs) -> Result<Setup> {
         Some(source) => Some(team.agree(batches(source, args.eval_batch.or(args.batch)))?),
         None => None,
     };
-    let resumed = resume(team, &params, model.n_params())?;
+    let resumed = resume(team, &params, &model)?;
     team.from_root(|| write_params(&params.model_dir, &params.written).map(|_| ()))?;
     Ok(Setup { params, model: model.clone(), loss: loss.clone(), training, evaluation, by_file, resumed })
 }
@@ -193,23 +229,32 @@ fn open_evaluation(args: &TrainArgs) -> Result<Option<Arc<dyn Source>>> {
     Ok(Some(Arc::from(source)))
 }
 
-/// The newest complete checkpoint of the model's folder; rank 0 reads it for all.
-fn resume(team: &mut Team, params: &Params, n_params: usize) -> Result<Option<PinnState>> {
+/// What all ranks must see alike: the number of structures, the first and the last.
+fn facts(source: &dyn Source) -> Result<Vec<String>> {
+    let ends = format!("{:?} {:?}", source.read(0)?, source.read(source.len() - 1)?);
+    let hash = xxhash_rust::xxh3::xxh3_64(ends.as_bytes());
+    Ok(vec![format!("{} structures, hash {hash:016x}", source.len())])
+}
+
+/// The newest complete checkpoint of the model's folder, ours or PiNN's; rank 0 reads it for all.
+fn resume(team: &mut Team, params: &Params, model: &PinetModel) -> Result<Option<PinnState>> {
     let prefix = params.model_dir.join("model.ckpt");
-    let found = |prefix: &Path| -> Result<Vec<u8>> {
-        if !params.model_dir.is_dir() {
-            return Ok(Vec::new());
-        }
-        match checkpoint::newest_complete(prefix)? {
-            Some((path, _)) => Ok(checkpoint::load(&path)?.to_bytes()),
-            None => Ok(Vec::new()),
-        }
+    let size = team.size() as u64;
+    let found = || -> Result<Vec<u8>> {
+        let state = state::newest(&params.model_dir, model, params)?;
+        let from_pinn = |state: &PinnState| state.draws == state::UNKNOWN_DRAWS;
+        Ok(state.map_or(Vec::new(), |mut state| {
+            if from_pinn(&state) {
+                state.draws = state.step * size;
+            }
+            state.into_checkpoint().to_bytes()
+        }))
     };
-    let bytes = team.bytes_from_root(|| found(&prefix))?;
+    let bytes = team.bytes_from_root(found)?;
     if bytes.is_empty() {
         return Ok(None);
     }
-    let state = Checkpoint::parse(&bytes).and_then(|read| PinnState::from_checkpoint(&read, n_params));
+    let state = Checkpoint::parse(&bytes).and_then(|saved| state::read(saved, model.n_params()));
     team.agree(state.map(Some).map_err(|e| e.at(prefix.display())))
 }
 
@@ -221,67 +266,48 @@ fn learner(
     names: &MetricNames,
 ) -> Result<Box<dyn Learner>> {
     let (model, loss) = (&setup.model, &setup.loss);
-    let gpu = open_gpu(team, session, setup)?;
     let (threads, forces) = (session.threads.compute, loss.wants_forces());
     let mut params = model.init(setup.params.seed);
-    let variables = model.table.views().iter().map(|view| view.range()).collect();
-    let mut options = setup.params.optimizer;
-    options.rate = options.rate.scaled(team.size() as f64);
-    let mut adam = KerasAdam::new(options, variables, params.len());
     if let Some(state) = &setup.resumed {
         params.copy_from_slice(&state.params);
-        adam.first_moment.copy_from_slice(&state.first_moment);
-        adam.second_moment.copy_from_slice(&state.second_moment);
     }
     team.broadcast(&mut params)?;
+    let resumed = setup.resumed.as_ref().map(|state| &state.optimizer);
+    let optimizer = &setup.params.optimizer;
+    let on_gpu = match &session.gpu {
+        Some(gpu) => {
+            let blocks = args.reproducible.then(|| model.table.views().iter().map(|v| v.range()).collect());
+            let precision = setup.params.precision;
+            let made = OnGpu::new(team, gpu, precision, model, loss, &params, (optimizer, resumed), blocks);
+            args.device.or_cpu(made)?
+        }
+        None => None,
+    };
     let queue = team.agree(start_queue(team, session, args, setup))?;
     let evaluation = setup.evaluation.clone().map(|batches| {
         let count = args.eval_steps.map_or(usize::MAX, |n| n as usize).min(batches.n_batches());
         Evaluation { batches, count, names: names.clone() }
     });
-    let n = params.len();
-    let blocks = args.reproducible.then(|| model.table.views().iter().map(|v| v.range()).collect());
-    if let Some((device, shared)) = gpu {
-        let env = |name: &str| std::env::var(name).ok();
-        let sum = Sum::choose(team, &device, shared, n, 1, blocks, &env)?;
-        let (model, loss, stall_timeout) = (model.clone(), loss.clone(), STALL_TIMEOUT);
-        let start = cuda::Start { device, model, loss, params, adam, sum, stall_timeout, queue, evaluation };
-        return Ok(Box::new(team.agree(PinnCudaLearner::new(start))?));
+    if let Some(on_gpu) = on_gpu {
+        let learner = PinnCudaLearner::new(on_gpu, loss.clone(), STALL_TIMEOUT, queue, evaluation);
+        return Ok(Box::new(learner));
     }
     let engine = match setup.params.precision {
         Precision::Float64 => boxed(PinetCpu::<f64>::new(model.clone(), threads, forces)),
         Precision::Float32 => boxed(PinetCpu::<f32>::new(model.clone(), threads, forces)),
     };
-    let engine = team.agree(engine)?;
-    Ok(Box::new(PinnLearner {
-        engine,
-        loss: loss.clone(),
-        params,
-        adam,
-        sum: GradientSum::new(n, 1, blocks),
-        queue,
-        evaluation,
-        out: PinetPrediction::default(),
-        seeds: PinetSeeds::default(),
-    }))
-}
-
-/// The GPU of this rank where there is one and it can do what the run wants. All ranks come to the same answer.
-/// With it whether another rank has the same one.
-fn open_gpu(team: &mut Team, session: &Session, setup: &Setup) -> Result<Option<(Arc<Device>, bool)>> {
-    let Some((gpu, shared)) = &session.gpu else { return Ok(None) };
-    let numbers = match setup.params.precision {
-        Precision::Float64 => Numbers::F64,
-        Precision::Float32 => Numbers::F32,
+    let network = Pinet::new(team.agree(engine)?, loss.clone());
+    // Gradients are cut down by the optimiser itself, in its own way.
+    let options = StepperOptions {
+        draws: 1,
+        reproducible: args.reproducible,
+        max_norm: 0.0,
+        seed: 0,
+        num_steps: args.train_steps,
     };
-    let device = team.agree(cuda::open(gpu, numbers))?;
-    let refused = cuda::refuses(&device, &setup.model);
-    let anyone = team.gather(&refused)?.into_iter().flatten().next();
-    if let Some(reason) = anyone {
-        log::warn!("the GPU is not used: {reason}; this run is computed on the CPU");
-        return Ok(None);
-    }
-    Ok(Some((device, *shared)))
+    let stepper = Stepper::new(team, network, &model.table, params, optimizer, resumed, options)?;
+    let evaluation = evaluation.map(|evaluation| Box::new(evaluation) as Box<dyn Validation<Pinet>>);
+    Ok(Box::new(CpuLearner::new(stepper, queue, evaluation)))
 }
 
 fn boxed(engine: Result<impl PinetEngine + 'static>) -> Result<Box<dyn PinetEngine>> {

@@ -42,6 +42,8 @@ pub struct TrainArgs {
     pub log_level: log::LevelFilter,
     pub log_path: Option<PathBuf>,
     pub mpi_log: MpiLog,
+    /// End with 0 also where a signal ended the run early.
+    pub zero_on_stop: bool,
     /// The same bits for every number of ranks that share the draws.
     pub reproducible: bool,
 }

@@ -6,7 +6,8 @@ use crate::loss::pinn::{PinnLabels, PinnLoss};
 use crate::model::pinet::PinetModel;
 use crate::pinn::data::{Sample, Source};
 use crate::sample::{FrameId, Prepared};
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A prepared structure and what the loss compares it with.
 pub struct Structure {
@@ -97,8 +98,24 @@ impl Batches {
         range.map(|index| self.structure(index)).collect::<Result<_>>().map(Structures)
     }
 
+    /// Elements that the network does not know have no properties of their own. Each is told once.
+    fn warn_about_elements(&self, sample: &Sample) {
+        static TOLD: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+        let known = &self.model.options.atom_types;
+        for &element in sample.elems.iter().filter(|element| !known.contains(element)) {
+            if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(element) {
+                log::warn!(
+                    "{}: element {element} is not among atom_types {known:?} of params.yml: the network cannot tell it from \
+                     others that are not",
+                    self.source.place()
+                );
+            }
+        }
+    }
+
     fn structure(&self, index: usize) -> Result<Structure> {
         let sample = self.source.read(index)?;
+        self.warn_about_elements(&sample);
         let prepare = || -> Result<Structure> {
             let cell = sample.cell.map(|rows| std::array::from_fn(|k| rows[k / 3][k % 3]));
             let frame = PinetFrame::new(&self.model, &sample.elems, sample.coord.as_flattened(), cell)?;

@@ -67,7 +67,8 @@ impl CudaLearner {
             let mut numbers = self.turn(0, lr, 0.0, &slots, PLACES - 1);
             numbers.count = 0.0; // nothing is learnt here
             self.send(&numbers, &slots, team)?;
-            self.core.first_pass(&shape)?;
+            // SAFETY: the numbers of this batch were sent.
+            unsafe { self.core.first_pass(&shape)? };
             self.sent()?;
             let value = self.values_at(PLACES - 1)?;
             let atoms = slots.iter().map(|&s| self.core.store.facts(s as usize).shape.n_atoms).sum::<usize>();

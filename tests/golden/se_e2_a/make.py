@@ -6,12 +6,13 @@ replaced by one that notes what it does. Boundaries are those of the data: a sys
   initial.dp         the model before the first step
   predict.npz        energy, force, virial, atom_energy of all frames of the first system
   grad0.npz          d loss / d parameter at step 0, before any clipping
-  trace.json         system, frames, learning rate, loss and errors of each step
+  trace.json         system, frames, learning rate, loss and errors of each step; with LKF the atoms of each force update too
   final_predict.npz  the prediction after the last step
   steepness          where there is one, the embedding nets' parameters are those of the seed times this number
   like               in place of initial.dp and predict.npz: the case that has the same two
 """
 
+import contextlib
 import copy
 import json
 import os
@@ -34,6 +35,8 @@ LOSS = dict(
 )
 ATOMS = dict(start_pref_ae=2, limit_pref_ae=1)
 WEIGHTS = dict(start_pref_pf=3, limit_pref_pf=1)
+# None: the key is left out.
+RADIAL = dict(type="se_e2_r", axis_neuron=None, type_one_side=None)
 
 
 def both(**keys):
@@ -83,6 +86,24 @@ CASES = {
     "loss_intensive": dict(loss=dict(intensive_ener_virial=True)),
     "adamw": dict(optimizer=dict(type="AdamW", weight_decay=0.1)),
     "adam_decay": dict(optimizer=dict(type="Adam", weight_decay=0.05, adam_beta1=0.8, adam_beta2=0.99)),
+    # Distances alone: no axis_neuron, and type_one_side (false by default) does not matter.
+    "se_e2_r": dict(descriptor=RADIAL),
+    "se_e2_r_exclude": dict(descriptor=dict(exclude_types=[[0, 1]], resnet_dt=True, env_protection=0.125, **RADIAL)),
+    "se_e2_r_float32": dict(descriptor=dict(precision="float32", **RADIAL), fitting=dict(precision="float32")),
+    # DeePMD-kit rounds to bfloat16, float16 and float32 inside these two; here their arithmetic is float64 throughout.
+    "hybrid_muon": dict(optimizer=dict(type="HybridMuon")),
+    "hybrid_muon_plain": dict(
+        optimizer=dict(type="HybridMuon", enable_gram=False, magma_muon=False, lr_adjust=4.0, weight_decay=0.1, momentum=0.8),
+        training=dict(gradient_max_norm=0.5),
+    ),
+    "ada_muon": dict(optimizer=dict(type="AdaMuon")),
+    "ada_muon_rms": dict(optimizer=dict(type="AdaMuon", lr_adjust=0.0, weight_decay=0.1, muon_momentum=0.9, adam_beta1=0.8)),
+    # Blocks of several tensors, and tensors of several blocks.
+    "lkf": dict(optimizer=dict(type="LKF", kf_blocksize=25, kf_start_pref_e=2.0, kf_limit_pref_f=3.0)),
+    "lkf_one_block": dict(optimizer=dict(type="LKF"), descriptor=dict(type_one_side=False)),
+    "lkf_fixed_descriptor": dict(
+        optimizer=dict(type="LKF", kf_blocksize=40), descriptor=dict(trainable=False), fitting=dict(trainable=True)
+    ),
     "clipped": dict(training=dict(gradient_max_norm=0.5)),
     "rate_cosine": dict(rate=dict(type="cosine", start_lr=0.01, stop_lr=1e-4)),
     "rate_wsd": dict(rate=dict(type="wsd", start_lr=0.01, stop_lr=1e-4, decay_phase_ratio=0.5)),
@@ -101,7 +122,7 @@ def case_input(difference):
     config = dict(
         model=dict(
             type_map=["O", "H"],
-            descriptor={**DESCRIPTOR, **get("descriptor")},
+            descriptor={key: x for key, x in {**DESCRIPTOR, **get("descriptor")}.items() if x is not None},
             fitting_net={**FITTING, **get("fitting")},
             data_stat_nbatch=4,
         ),
@@ -183,6 +204,48 @@ def predict(trainer, path):
     np.savez_compressed(path, frames=np.arange(len(system)), **{k: np.concatenate(v) for k, v in out.items()})
 
 
+@contextlib.contextmanager
+def all_float64():
+    """DeePMD-kit's own code, with float64 in place of every shorter type that it asks for."""
+    import torch
+    from deepmd.pt.optimizer.hybrid_muon import _GramNewtonSchulzOrthogonalizer as Gram
+
+    names = ["bfloat16", "float16", "float32"]
+    kept = {name: getattr(torch, name) for name in names}, torch.Tensor.float, Gram.__call__
+    for name in names:
+        setattr(torch, name, torch.float64)
+    torch.Tensor.float = torch.Tensor.double
+    Gram.__call__ = lambda self, x: self._orthogonalize_impl(x)  # not compiled
+    try:
+        yield
+    finally:
+        for name, value in kept[0].items():
+            setattr(torch, name, value)
+        torch.Tensor.float, Gram.__call__ = kept[1:]
+
+
+def kalman_step(trainer, inputs, labels, step, row):
+    """A step of LKF as DeePMD-kit's trainer makes it; notes the atoms whose forces it looks at."""
+    from deepmd.pt.optimizer import KFOptimizerWrapper
+
+    wrapper = KFOptimizerWrapper(trainer.wrapper, trainer.optimizer, 24, 6, False)
+    sample = wrapper._KFOptimizerWrapper__sample
+    order = trainer.training_dataloader.dataset.systems[0].data_system.idx_map
+
+    def noted(*sizes):
+        index = sample(*sizes)
+        row["atoms"] = [[int(order[i]) for i in group] for group in index]
+        return index
+
+    wrapper._KFOptimizerWrapper__sample = noted
+    pref = lambda which: (
+        (start := trainer.opt_param[f"kf_start_pref_{which}"])
+        * (trainer.opt_param[f"kf_limit_pref_{which}"] / start) ** (step / trainer.num_steps)
+    )
+    wrapper.update_energy(inputs, labels["energy"], pref("e"))
+    wrapper.update_force(inputs, labels["force"], pref("f"))
+
+
 def record(trainer, folder, config, steepness):
     """The training loop, with notes."""
     import torch
@@ -212,7 +275,8 @@ def record(trainer, folder, config, steepness):
         inputs, labels, chosen = trainer._next_training_batch("Default")
         # Flags in float32 would round the prefactors of the loss to seven digits.
         labels = {k: float(v) if k.startswith("find_") else v for k, v in labels.items()}
-        rate = trainer.scheduler.get_last_lr()[0]
+        kalman = trainer.opt_type == "LKF"
+        rate = trainer.lr_schedule.value(step) if kalman else trainer.scheduler.get_last_lr()[0]
         _, loss, errors = trainer.wrapper(**inputs, cur_lr=rate, label=labels, task_key="Default")
         loss.backward()
         if step == 0:
@@ -229,7 +293,11 @@ def record(trainer, folder, config, steepness):
         ))
         if trainer.gradient_max_norm > 0:
             clip_grad_norm_(trainer.wrapper.parameters(), trainer.gradient_max_norm, stable=True)
-        trainer.optimizer.step()
+        if kalman:
+            kalman_step(trainer, inputs, labels, step, trace[-1])
+            continue
+        with all_float64() if "Muon" in trainer.opt_type else contextlib.nullcontext():
+            trainer.optimizer.step()
         trainer.scheduler.step()
     predict(trainer, f"{folder}/final_predict.npz")
     with open(f"{folder}/trace.json", "w") as f:

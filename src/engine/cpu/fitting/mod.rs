@@ -72,10 +72,10 @@ struct Group<T> {
 }
 
 impl<T: Real> Fitting<T> {
-    /// Nets whose inputs begin with a symmetric square of `m2` rows.
-    pub fn new(nets: Vec<NetShape>, m2: usize) -> Self {
+    /// Nets whose inputs begin with a symmetric square of `square` rows, or with none: 0.
+    pub fn new(nets: Vec<NetShape>, square: usize) -> Self {
         let groups = nets.iter().map(|_| Group::default()).collect();
-        Fitting { fold: Fold::new(&nets, m2), nets, groups, schedule: Schedule::default() }
+        Fitting { fold: Fold::new(&nets, square), nets, groups, schedule: Schedule::default() }
     }
 
     /// How the inputs are folded.

@@ -10,7 +10,7 @@ use crate::model::net::NetShape;
 use std::ops::Range;
 
 /// Inputs (rows of W) that one backward task computes, and the most atoms that it does so for.
-const BACK_COLS: usize = 16;
+const BACK_COLS: usize = 32;
 const BACK_ROWS: usize = 192;
 /// Rows of a weight gradient that one job computes, and how much of the sum it does at once.
 pub const GRAD_ROWS: usize = 32;

@@ -22,6 +22,11 @@ impl Core {
         self.series.as_ref().map(|s| &*s.plan)
     }
 
+    /// The series in force with its memory.
+    pub fn series_on_device(&self) -> Option<&SeriesOnDevice> {
+        self.series.as_ref()
+    }
+
     fn wanted<'a>(&'a self, params: &'a [f64], range: (f64, f64)) -> Wanted<'a> {
         Wanted { model: &self.model, params, range, tolerance: self.tolerance() }
     }
@@ -88,7 +93,8 @@ impl Core {
         self.series = None;
         self.set_constants();
         let Some(direct) = &self.direct else { return Ok(()) };
-        self.store.refill(&direct.nets, &self.constants)
+        // SAFETY: the nets and the constants are of this core.
+        unsafe { self.store.refill(&direct.nets, &self.constants) }
     }
 
     pub(super) fn make_direct(&mut self) -> Result<()> {
@@ -116,7 +122,8 @@ impl Core {
         self.series = Some(SeriesOnDevice::new(&self.network, &Arc::new(plan))?);
         self.set_constants();
         let Some(series) = &self.series else { return Ok(()) };
-        self.store.refill(series, &self.constants)?;
+        // SAFETY: the series and the constants are of this core.
+        unsafe { self.store.refill(series, &self.constants)? };
         self.embed()
     }
 
@@ -124,10 +131,24 @@ impl Core {
     /// without. `params` are asked for where they do not reach yet.
     pub fn cover(&mut self, facts: &Facts, params: impl FnOnce(&Core) -> Result<Vec<f64>>) -> Result<()> {
         let Some(plan) = self.plan() else { return Ok(()) };
-        let (low, high) = facts.s_range;
-        let known = low <= self.refused.0 || high >= self.refused.1;
-        if facts.covered_by(plan) || known {
+        if facts.covered_by(plan) {
             return Ok(());
+        }
+        self.widen(facts.s_range, params).map(|_| ())
+    }
+
+    /// Makes the series reach up to an argument; false where none does.
+    pub fn reach(&mut self, high: f64, params: &[f64]) -> Result<bool> {
+        self.widen((self.range.0, high), |_| Ok(params.to_vec()))
+    }
+
+    fn widen(
+        &mut self,
+        (low, high): (f64, f64),
+        params: impl FnOnce(&Core) -> Result<Vec<f64>>,
+    ) -> Result<bool> {
+        if low <= self.refused.0 || high >= self.refused.1 {
+            return Ok(false);
         }
         // Room for the next frame that goes a little further.
         let room = 0.02 * (self.range.1 - self.range.0);
@@ -141,7 +162,7 @@ impl Core {
         let params = params(self)?;
         if let Some(plan) = self.wanted(&params, wider).choose(&self.pool, None) {
             self.range = wider;
-            return self.use_plan(plan);
+            return self.use_plan(plan).map(|()| true);
         }
         log::debug!("no series reach from {low} to {high}: evaluating the nets themselves for such frames");
         if low < self.range.0 {
@@ -150,6 +171,6 @@ impl Core {
         if high > self.range.1 {
             self.refused.1 = high;
         }
-        Ok(())
+        Ok(false)
     }
 }

@@ -1,4 +1,5 @@
-// The descriptor D = A A[..M2]^T of an atom, its tangent and its adjoint: engine/cpu/descriptor.rs. A is [4, ldm].
+// From A of an atom to its descriptor D, with tangent and adjoint: engine/cpu/descriptor.rs. With directions D = A A[..M2]^T,
+// and A is [4, ldm]; without, D = MAP_SCALE A, and A is [ldm] (COMPONENTS 1, M2 1).
 
 // The lanes of a warp stand side by side in a row of D, W numbers each, so that memory is read and written in whole lines.
 
@@ -18,8 +19,8 @@ template <int W> struct Place : Share {
     __device__ __forceinline__ real* memory(int size) const { return (real*)shared_bytes + slot * size; }
     // Brings A of the row, or its tangent.
     __device__ __forceinline__ void load(real* to, const real* from) const {
-        from += (size_t)row * 4 * ldm;
-        for (int i = VEC * thread; i < 4 * ldm; i += VEC * threads) put(to + i, pack_at(from + i));
+        from += (size_t)row * COMPONENTS * ldm;
+        for (int i = VEC * thread; i < COMPONENTS * ldm; i += VEC * threads) put(to + i, pack_at(from + i));
     }
     // A[c][k], A[c][k + 1] ..
     __device__ __forceinline__ void columns(real (&to)[4][W], const real* a, int k) const {
@@ -76,7 +77,7 @@ extern "C" __global__ void begin(const __grid_constant__ Batch b, const unsigned
         if (b.now) place = find_row(b, tables, row, n_stacks);
         else place = {b.row_frame[row], b.row_local[row], b.row_dl[row], b.row_de[row]};
         u32 slot = turn[HEADER + place.frame];
-        size_t size = (size_t)4 * b.columns;
+        size_t size = (size_t)COMPONENTS * b.columns;
         b.row_q[place.dl] = b.frames[slot].q + place.local * size;
         b.row_q[place.de] = b.q_dot + row * size;
     }
@@ -106,6 +107,9 @@ template <int W> __device__ __forceinline__ void descriptor_of_row(const Batch& 
     after_previous();
     p.load(a, b.a);
     p.sync();
+#if COMPONENTS == 1
+    for (int m = p.thread; m < m1; m += p.threads) x[m] = real(MAP_SCALE) * a[m];
+#else
     for (int k = p.k; k < m2; k += p.lanes * W) {
         real near[4][W];
         p.columns(near, a, k);
@@ -119,6 +123,7 @@ template <int W> __device__ __forceinline__ void descriptor_of_row(const Batch& 
             *(Some<W>*)(x + m * m2 + k) = out;
         }
     }
+#endif
     u32 vacuum = b.row_vacuum[row];
     real* empty = vacuum == ~0u ? nullptr : inputs + (size_t)(vacuum - b.group_row[center]) * b.ldx;
     int first = p.thread, stride = p.threads;
@@ -152,6 +157,9 @@ template <int W> __device__ __forceinline__ void tangent_of_row(const Batch& b, 
     after_previous();
     p.load(a_dot, b.a_dot);
     p.sync();
+#if COMPONENTS == 1
+    for (int m = p.thread; m < m1; m += p.threads) x[m] = real(MAP_SCALE) * a_dot[m];
+#else
     for (int k = p.k; k < m2; k += p.lanes * W) {
         real near[4][W], near_dot[4][W];
         p.columns(near, a, k);
@@ -170,6 +178,7 @@ template <int W> __device__ __forceinline__ void tangent_of_row(const Batch& b, 
             *(Some<W>*)(x + m * m2 + k) = out;
         }
     }
+#endif
     int first = p.thread, stride = p.threads;
     for (int i = n_d + first; i < b.ldx; i += stride) x[i] = real(0);
     u32 vacuum = b.row_vacuum[row];
@@ -183,6 +192,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) descriptor_tangent(c
     else tangent_of_row<VEC>(b, each);
 }
 
+#if COMPONENTS == 4
 // Adds to t[c][m] the sum of d_d[m, k] a[c][k] over k, and of d_d[m', m] a[c][m'] over m' where m < M2, for one row.
 // `sums` has room for [warps][4 M2].
 template <int W> __device__ __forceinline__ void adjoint_add(const Place<W>& p, real* t, real* sums, const real* a,
@@ -253,14 +263,24 @@ template <int W> __device__ __forceinline__ void adjoint_add(const Place<W>& p, 
     p.sync();
 }
 
+#endif
+
 // dE/dA of a row (second 0), or dL/dA from dL/dinput and, along the direction, dE/dinput (second 1).
 template <int W> __device__ __forceinline__ void adjoint_of_row(const Batch& b, int second, int each) {
     Place<W> p(b, each);
     int row = p.row, ldm = p.ldm;
     if (row >= rows_of(b)) return;
+#if COMPONENTS == 4
     real *a = p.memory(8 * ldm + 4 * p.warps * p.m2), *t = a + 4 * ldm, *sums = t + 4 * ldm;
+#endif
     int center = center_of_row(b, row), first = p.thread, stride = p.threads;
     size_t at = (rows_before(b, center, 1) + b.row_input[row] - b.group_row[center]) * b.ldx;
+    real* out = b.da + (size_t)(second ? b.row_dl : b.row_de)[row] * COMPONENTS * ldm;
+#if COMPONENTS == 1
+    after_previous();
+    const real* d_d = (second ? b.dl_x : b.de_x)[center] + at;
+    for (int i = first; i < ldm; i += stride) out[i] = i < p.m1 ? real(MAP_SCALE) * d_d[i] : real(0);
+#else
     for (int i = first; i < 4 * ldm; i += stride) t[i] = real(0);
     if (second) {
         // Long there: the wait is for dL/dinput.
@@ -275,8 +295,8 @@ template <int W> __device__ __forceinline__ void adjoint_of_row(const Batch& b, 
     }
     p.sync();
     adjoint_add(p, t, sums, a, (second ? b.dl_x : b.de_x)[center] + at);
-    real* out = b.da + (size_t)(second ? b.row_dl : b.row_de)[row] * 4 * ldm;
     for (int i = first; i < 4 * ldm; i += stride) out[i] = t[i];
+#endif
 }
 
 // Floats leave room for one more block.

@@ -18,24 +18,6 @@
 // Columns of eight that a warp carries at once.
 #define SIDE 2
 
-struct Direct {
-    real* kept;                // [places, 2, ld_kept] G and G'
-    real* s;                   // [places] the argument of the net
-    real* seeds;               // [places, 8] what G is multiplied by in A: four numbers, and their change
-    u32* row;                  // [places] the atom; ~0: none
-    u32* start;                // [n_types, n_rows] neighbours that come before those of an atom and type
-    u32* groups;               // [n_types n_stacks + 1, 2] first tile of each group, and its places less `start`
-    real* scratch;             // [blocks, room] weights and layers of the nets; null: in shared memory
-    double* pieces;            // [blocks + groups, net_size] gradients
-    const u32* net;            // [n_types, n_types] the net of a centre type and a neighbour type
-    u64 room;
-    int n_stacks;              // 1: all centre types share their nets
-    int rows;                  // places that a block works on at once: TILE_PLACES or half of them
-    int ld_kept, has_idt;
-};
-
-static_assert(sizeof(Direct) == DIRECT_BYTES, "Direct differs from layout.rs");
-
 // An atom, as the kernels of this file see it.
 struct Center {
     Frame frame;
@@ -45,16 +27,21 @@ struct Center {
           type(center_of_row(b, row)) {}
 };
 
-// The neighbours of one type of an atom: pairs from `first` to `end`, and how many slots are empty.
+// The neighbours of one type of an atom: pairs from `first` to `end`, and how many slots are empty or, where that counts, have
+// an excluded neighbour.
 struct Segment {
     int first, end;
-    u32 padding;
+    u32 padding, left_out;
     __device__ __forceinline__ Segment(const Batch& b, const Frame& frame, int local, int t) {
         size_t at = (size_t)local * b.n_types + t;
-        first = frame.pair_start[at], end = frame.pair_start[at + 1], padding = frame.padding[at];
+        first = frame.pair_start[at], end = frame.pair_start[at + 1], padding = frame.padding[at], left_out = 0;
+#if COMPONENTS == 1
+        left_out = left_out_of(b, frame, local, t);
+#endif
     }
-    // Empty slots are one neighbour of some weight.
-    __device__ __forceinline__ int count() const { return end - first + (padding ? 1 : 0); }
+    // Empty slots are one neighbour of some weight, and so are those of excluded ones, which come behind them.
+    __device__ __forceinline__ int count() const { return end - first + (padding ? 1 : 0) + (left_out ? 1 : 0); }
+    __device__ __forceinline__ bool is_empty_slot(int p) const { return p == end && padding; }
 };
 
 __device__ __forceinline__ int groups_of(const Batch& b, const Direct& d) { return b.n_types * d.n_stacks; }
@@ -140,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(256) direct_places(const __grid_con
         const real* radial = b.radial + 3 * center;
         real s = real(0);
         if (segment.first + k < segment.end) s = pair_at(b, frame, segment.first + k, center).s;
-        else if (k < count) s = (real)(-(double)radial[0] * (double)radial[1]);
+        else if (k < count && segment.is_empty_slot(segment.first + k)) s = (real)(-(double)radial[0] * (double)radial[1]);
         d.s[place + k] = s, d.row[place + k] = k < count ? (u32)row : ~0u;
     }
 }
@@ -153,7 +140,8 @@ __device__ __forceinline__ int whole_width(int n) { return (n + 7) / 8 * 8; }
 __device__ __forceinline__ int pitch(int n) { return whole_width(n) + 4; }
 
 // Where a block keeps a layer, numbers from the start of its memory. Arrays of a layer have `rows` rows each and come in
-// twos, value and derivative by s.
+// twos, value and derivative by s. An output has one more column that is 1 and never changes, for the biases above it; where it
+// is one of those that fill up a row, the weights that it meets are zeros.
 struct Kept {
     int w;                     // weights; the first layer's are read where they are
     int y;                     // output
@@ -162,8 +150,12 @@ struct Kept {
     int f;                     // where the net has idt: value of the activation, derivative times z1
 };
 
-// The sizes stand in direct.rs too. The adjoint of the first layer's output takes the place of that output where the
-// layers above have done with it.
+// The sizes stand in direct.rs too. The adjoint of the first layer's output takes the place of the last layer's adjoints
+// where it fits there: the layers above have done with them.
+__device__ __forceinline__ bool fits_below(const Embedding& e) {
+    int last = e.n_layers - 1;
+    return last > 1 && pitch(e.layers[0].n_out) <= pitch(e.layers[last].n_out);
+}
 __device__ __forceinline__ void lay_out(Kept* at, const Embedding& e, const Direct& d, bool adjoint) {
     int next = 0, last = e.n_layers - 1;
     auto take = [&](int n) { int from = next; next += n; return from; };
@@ -174,9 +166,10 @@ __device__ __forceinline__ void lay_out(Kept* at, const Embedding& e, const Dire
         if (!adjoint) continue;
         if (l) at[l].d = take(two);
         at[l].g = at[l].y;
-        if (l ? l < last : last == 1) at[l].g = take(two);
+        if (l ? l < last : last && !fits_below(e)) at[l].g = take(two);
         if (l && d.has_idt) at[l].f = take(two);
     }
+    if (adjoint && fits_below(e)) at[0].g = at[last].d;
 }
 
 // The weights of a net in a block's memory, with zeros where rows and columns are filled up.
@@ -195,13 +188,27 @@ __device__ __forceinline__ void load_weights(real* memory, const Kept* at, const
 // The input that a shortcut brings to output o; there are as many outputs as inputs, or twice as many.
 __device__ __forceinline__ int carried(int o, int n_in) { return o < n_in ? o : min(o - n_in, n_in - 1); }
 
+// Some warps of a block that share a number of tasks. Others find none.
+struct Crew {
+    int first, size;
+    __device__ __forceinline__ Crew() : first(0), size((int)blockDim.x / 32) {}
+    __device__ __forceinline__ Crew(int first, int size) : first(first), size(size) {}
+    __device__ __forceinline__ int task(int tasks) const {
+        int me = (int)threadIdx.x / 32 - first;
+        return me >= 0 && me < size ? me : tasks;
+    }
+};
+
+// Tasks of a product of so many rows of sixteen, and eights of columns.
+__device__ __forceinline__ int tasks_of(int row_tiles, int octets) { return row_tiles * ((octets + SIDE - 1) / SIDE); }
+
 // end(row, col, z, z1) for z = x W and z1 = x1 W: W has its element [k, col] at k step_k + col step. `depth` is a multiple
 // of eight, `octets` counts eights of columns.
 template <typename End>
 __device__ __forceinline__ void jet_product(const real* x, const real* x1, int ld, const real* w, int step_k, int step,
-                                            int depth, int octets, int rows, End end) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_tiles = rows / 16;
-    for (int task = warp; task < row_tiles * ((octets + 1) / SIDE); task += (int)blockDim.x / 32) {
+                                            int depth, int octets, int rows, End end, Crew crew = Crew()) {
+    int lane = threadIdx.x % 32, row_tiles = rows / 16, tasks = tasks_of(row_tiles, octets);
+    for (int task = crew.task(tasks); task < tasks; task += crew.size) {
         int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE;
         bool both = col0 + 8 < 8 * octets;
         real z[SIDE][4] = {}, z1[SIDE][4] = {};
@@ -261,7 +268,7 @@ __device__ __forceinline__ void net_forward(real* memory, const Kept* at, const 
     real* out = memory + at[0].y;
     for (int i = threadIdx.x; i < rows * w0 && e.n_layers > 1; i += (int)blockDim.x) {
         int row = i / w0, o = i - row * w0;
-        real y = real(0), y1 = real(0);
+        real y = o == n0 ? real(1) : real(0), y1 = real(0);
         if (o < n0) {
             real w = (real)params[bottom.w + o];
             Neuron neuron(bottom, params, o, s[row] * w);
@@ -283,7 +290,7 @@ __device__ __forceinline__ void net_forward(real* memory, const Kept* at, const 
             const Jet<real>& j = neuron.j;
             real value = neuron.idt * j.f, slope = neuron.idt * j.d * z1;
             if (layer.shortcut) value += x[from], slope += x1[from];
-            y[to] = is_there ? value : real(0), y[all + to] = is_there ? slope : real(0);
+            y[to] = is_there ? value : o == n ? real(1) : real(0), y[all + to] = is_there ? slope : real(0);
             if (!ADJOINT) return;
             d[to] = is_there ? j.d : real(0), d[all + to] = is_there ? j.dd * z1 : real(0);
             if (layer.idt >= 0) f[to] = j.f, f[all + to] = j.d * z1;
@@ -312,6 +319,13 @@ struct Range {
         return e.params + (size_t)d.net[stack * b.n_types + t] * e.net_size;
     }
 };
+
+// The block that has a unit, of so many that share all units as in Range.
+__device__ __forceinline__ int block_of(int unit, int units, int blocks) {
+    int k = (int)((u64)unit * blocks / units);
+    while ((u64)(k + 1) * units / blocks <= (u64)unit) k++;
+    return k;
+}
 
 // A block's memory: in shared memory, or its part of the scratch.
 template <bool SHARED> __device__ __forceinline__ real* memory_of(const Direct& d) {
@@ -377,58 +391,62 @@ extern "C" __global__ void __launch_bounds__(NETS_THREADS, 2)
 // Adds to a piece of the gradient, or begins it.
 __device__ __forceinline__ void add_to(double* at, double x, bool begins) { *at = begins ? x : *at + x; }
 
+// Inputs of a layer, and one more for its biases.
+__device__ __forceinline__ int inputs_of(const Layer& layer) { return layer.n_in + (layer.b < 0 ? 0 : 1); }
+
 // The gradient of one layer above the first, from the adjoints dz and dz1 of its arguments: x^T dz + x1^T dz1 for the
-// weights, and the sum of dz, as the product with one more input that is 1 and never changes, for the biases.
+// weights, and the same with the input that is 1 for the biases.
 __device__ __forceinline__ void weights_add(double* piece, bool begins, const Layer& layer, const real* x, const real* dz,
-                                            int rows) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_in = layer.n_in, n = layer.n_out;
-    int ldx = pitch(n_in), ld = pitch(n), inputs = n_in + (layer.b < 0 ? 0 : 1), octets = whole_width(n) / 8;
-    int row_tiles = (inputs + 15) / 16;
-    for (int task = warp; task < row_tiles * ((octets + 1) / SIDE); task += (int)blockDim.x / 32) {
-        int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE;
-        bool both = col0 + 8 < 8 * octets;
-        int aside = both ? 8 : 0;
-        real sum[SIDE][4] = {};
-        double before[SIDE][4];
-        auto place = [&](int j, int i) {
-            int input = row0 + lane / 4 + i / 2 * 8, o = col0 + j * 8 + lane % 4 * 2 + i % 2;
-            if (input >= inputs || o >= n || (j && !both)) return -1;
-            return input < n_in ? layer.w + input * n + o : layer.b + o;
-        };
+                                            int rows, Crew crew) {
+    int lane = threadIdx.x % 32, n_in = layer.n_in, n = layer.n_out;
+    int ldx = pitch(n_in), ld = pitch(n), inputs = inputs_of(layer), octets = whole_width(n) / 8;
+    int row_tiles = (inputs + 15) / 16, tasks = tasks_of(row_tiles, octets);
+    for (int task = crew.task(tasks); task < tasks; task += crew.size) {
+        int row0 = task % row_tiles * 16, col0 = task / row_tiles * 8 * SIDE, column = col0 + lane % 4 * 2;
+        int aside = col0 + 8 < 8 * octets ? 8 : 0;  // no eight to the right: the same one twice
+        // The inputs of a lane, and where they stand in a piece. There may be none; what is read then goes nowhere.
+        double* to[2];
+        const real *a0[2], *b0 = dz + lane % 4 * ld + col0 + lane / 4;
+        bool is_input[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int input = row0 + lane / 4 + 8 * h;
+            is_input[h] = input < inputs;
+            to[h] = piece + (input < n_in ? layer.w + input * n : layer.b) + column;
+            a0[h] = x + lane % 4 * ldx + min(input, ldx - 1);
+        }
+        auto is_there = [&](int j, int i) { return is_input[i / 2] && column + j * 8 + i % 2 < n && (!j || aside); };
         // What is there already comes while the sums are made.
+        double before[SIDE][4];
 #pragma unroll
         for (int j = 0; j < SIDE; j++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) before[j][i] = begins || place(j, i) < 0 ? 0.0 : piece[place(j, i)];
+            for (int i = 0; i < 4; i++) before[j][i] = begins || !is_there(j, i) ? 0.0 : to[i / 2][j * 8 + i % 2];
+        real sum[SIDE][4] = {};
+        // Values, then derivatives, which follow them.
+#pragma unroll 4
+        for (int k = 0; k < 2 * rows; k += 8) {
+            Left a;
+            Right b[SIDE];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const real *from = x + half * rows * ldx, *adjoint = dz + half * rows * ld;
-            real one = half ? real(0) : real(1);
-#pragma unroll 2
-            for (int k = 0; k < rows; k += 8) {
-                Left a;
+            for (int i = 0; i < 4; i++) a.x[i] = a0[i % 2][i / 2 * 4 * ldx];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int input = row0 + lane / 4 + i % 2 * 8, at = k + lane % 4 + i / 2 * 4;
-                    a.x[i] = input < n_in ? from[at * ldx + input] : input == n_in ? one : real(0);
-                }
-                whole(a);
+            for (int j = 0; j < SIDE; j++)
 #pragma unroll
-                for (int j = 0; j < SIDE; j++) {
-                    Right b;
+                for (int i = 0; i < 2; i++) b[j].x[i] = b0[i * 4 * ld + j * aside];
+            a0[0] += 8 * ldx, a0[1] += 8 * ldx, b0 += 8 * ld;
+            whole(a);
 #pragma unroll
-                    for (int i = 0; i < 2; i++)
-                        b.x[i] = adjoint[(k + lane % 4 + i * 4) * ld + col0 + j * aside + lane / 4];
-                    whole(b);
-                    mma_whole(sum[j], a, b);
-                }
+            for (int j = 0; j < SIDE; j++) {
+                whole(b[j]);
+                mma_whole(sum[j], a, b[j]);
             }
         }
 #pragma unroll
         for (int j = 0; j < SIDE; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (place(j, i) >= 0) piece[place(j, i)] = before[j][i] + (double)sum[j][i];
+                if (is_there(j, i)) to[i / 2][j * 8 + i % 2] = before[j][i] + (double)sum[j][i];
     }
 }
 
@@ -447,51 +465,121 @@ template <typename Of> __device__ __forceinline__ void columns_add(double* piece
     }
 }
 
+// Whether the derivatives of a layer follow from its output, so that the last one, which direct_nets has kept, need not be
+// computed again.
+__device__ __forceinline__ bool follows_from_output(const Layer& layer) {
+    return layer.idt < 0 && (layer.activation == TANH || layer.activation == RELU);
+}
+
+// The last layer at some places: what direct_nets has kept of it (null: not to be used), and its input.
+struct Top {
+    const real *kept, *x, *x1;
+    int ld_kept;
+};
+
+// From the adjoints of G and G' (`f`, `f1`) at a place and neuron to those of the arguments z and z1 of the activation.
+__device__ __forceinline__ void through_output(real& g, real& g1, real f, real f1, const Layer& layer, const Top& top, int r,
+                                               int o) {
+    if (layer.shortcut) {
+        int from = r * pitch(layer.n_in) + carried(o, layer.n_in);
+        f -= top.x[from], f1 -= top.x1[from];
+    }
+    bool bends = layer.activation == TANH;
+    real slope = bends ? real(1) - f * f : f > real(0) ? real(1) : real(0);
+    g = g * slope + (bends ? real(-2) * g1 * f * f1 : real(0)), g1 *= slope;
+}
+
+// Places that a thread of seed_adjoints looks at together, and neurons: those that get the same input by a shortcut.
+#define SEEDED 2
+#define TWINS 2
+
+// dL/dA and dE/dA of an atom at the neurons of a thread.
+struct Upstream {
+    u32 row;
+    real dl[TWINS][COMPONENTS], de[TWINS][COMPONENTS];
+    __device__ __forceinline__ void go_to(u32 wanted, const Batch& b, int o, int step, int n) {
+        if (row == wanted) return;
+        row = wanted;
+        bool is_atom = row != ~0u;
+        const real* dl_a = b.da + (size_t)(is_atom ? b.row_dl[row] : 0) * COMPONENTS * b.ldm + o;
+        const real* de_a = b.da + (size_t)(is_atom ? b.row_de[row] : 0) * COMPONENTS * b.ldm + o;
+#pragma unroll
+        for (int j = 0; j < TWINS; j++)
+#pragma unroll
+            for (int c = 0; c < COMPONENTS; c++) {
+                bool is_there = is_atom && o + j * step < n;
+                dl[j][c] = is_there ? dl_a[c * b.ldm + j * step] : real(0);
+                de[j][c] = is_there ? de_a[c * b.ldm + j * step] : real(0);
+            }
+    }
+};
+
 // The adjoints of G and G' at some places, from dL/dA and dE/dA: where the last layer finds them, and what its shortcut
-// brings to the layer below.
-__device__ __forceinline__ void seed_adjoints(real* g, real* below, const Batch& b, const Embedding& e,
+// brings to the layer below. A thread has some neurons at places that follow each other, most of which are of one atom.
+__device__ __forceinline__ void seed_adjoints(real* g, real* below, const Top& top, const Batch& b, const Embedding& e,
                                               const real (*seeds)[8], const u32* row_of, int rows) {
     const Layer& layer = e.layers[e.n_layers - 1];
-    int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in), ldm = b.ldm, wide = whole_width(n_in);
-    int columns = below ? wide : whole_width(n);
-    for (int i = threadIdx.x; i < rows * columns; i += (int)blockDim.x) {
-        int r = i / columns, col = i - r * columns;
-        u32 row = row_of[r];
-        bool is_there = row != ~0u;
-        const real* dl_a = b.da + (size_t)(is_there ? b.row_dl[row] : 0) * 4 * ldm;
-        const real* de_a = b.da + (size_t)(is_there ? b.row_de[row] : 0) * 4 * ldm;
-        real fold = real(0), fold1 = real(0);
-        auto seed = [&](int o) {
-            real sum = real(0), sum1 = real(0);
+    int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in);
+    int columns = below ? whole_width(n_in) : n, step = below ? n_in : n;
+    int width = min((columns + 31) / 32 * 32, (int)blockDim.x), parts = (int)blockDim.x / width;
+    int each = (rows + parts - 1) / parts, part = threadIdx.x / width;
+    int first = min(part * each, rows), end = part < parts ? min(first + each, rows) : first;
+    for (int col = threadIdx.x % width; col < columns; col += width) {
+        int o = col;
+        do {
+            Upstream of = {~0u - 1};
+            for (int r0 = first; r0 < end; r0 += SEEDED) {
+                real f[SEEDED][TWINS] = {}, f1[SEEDED][TWINS] = {};
 #pragma unroll
-            for (int c = 0; c < 4 && is_there; c++) {
-                real dl = dl_a[c * ldm + o], de = de_a[c * ldm + o];
-                sum = fused(seeds[r][c], dl, fused(seeds[r][4 + c], de, sum));
-                sum1 = fused(seeds[r][c], de, sum1);
+                for (int k = 0; k < SEEDED; k++)
+#pragma unroll
+                    for (int j = 0; j < TWINS; j++) {
+                        const real* kept = top.kept + (size_t)(r0 + k) * 2 * top.ld_kept + o + j * step;
+                        if (top.kept && r0 + k < end && col < step && o + j * step < n)
+                            f[k][j] = kept[0], f1[k][j] = kept[top.ld_kept];
+                    }
+#pragma unroll
+                for (int k = 0; k < SEEDED; k++) {
+                    int r = r0 + k;
+                    if (r >= end) break;
+                    real fold = real(0), fold1 = real(0);
+                    of.go_to(row_of[r], b, o, step, col < step ? n : 0);
+#pragma unroll
+                    for (int j = 0; j < TWINS; j++) {
+                        real sum = real(0), sum1 = real(0);
+#pragma unroll
+                        for (int c = 0; c < COMPONENTS; c++) {
+                            // Env that is a number does not change.
+                            if (COMPONENTS == 4) sum = fused(seeds[r][4 + c], of.de[j][c], sum);
+                            sum = fused(seeds[r][c], of.dl[j][c], sum);
+                            sum1 = fused(seeds[r][c], of.de[j][c], sum1);
+                        }
+                        sum *= (real)e.scale, sum1 *= seeds[r][4] * (real)e.scale;
+                        fold += sum, fold1 += sum1;
+                        if (col >= step || o + j * step >= n) continue;
+                        if (top.kept) through_output(sum, sum1, f[k][j], f1[k][j], layer, top, r, o + j * step);
+                        g[r * ld + o + j * step] = sum, g[(rows + r) * ld + o + j * step] = sum1;
+                    }
+                    if (!below) continue;
+                    if (!layer.shortcut) fold = fold1 = real(0);
+                    if (o > col) fold += below[r * ldx + col], fold1 += below[(rows + r) * ldx + col];
+                    below[r * ldx + col] = fold, below[(rows + r) * ldx + col] = fold1;
+                }
             }
-            sum *= (real)e.scale, sum1 *= seeds[r][4] * (real)e.scale;
-            g[r * ld + o] = sum, g[(rows + r) * ld + o] = sum1;
-            fold += sum, fold1 += sum1;
-        };
-        if (below) {
-            if (col < n_in)
-                for (int o = col; o < n; o += n_in) seed(o);
-            if (!layer.shortcut) fold = fold1 = real(0);
-            below[r * ldx + col] = fold, below[(rows + r) * ldx + col] = fold1;
-        } else if (col < n) {
-            seed(col);
-        }
+            o += TWINS * step;
+        } while (o < n && col < step);
     }
     // The columns that fill up the last layer.
     int filled = whole_width(n) - n;
     for (int i = threadIdx.x; i < 2 * rows * filled; i += (int)blockDim.x) g[i / filled * ld + n + i % filled] = real(0);
 }
 
-// Adds the gradient of <g, G> + <g1, G'> by the parameters to `piece`; layers are there up to the last but one.
-__device__ __forceinline__ void net_backward(double* piece, bool begins, real* memory, const Kept* at, const Embedding& e,
-                                             const double* params, const real* s, int rows) {
-    int last = e.n_layers - 1;
-    if (last) {
+// Adds the gradient of <g, G> + <g1, G'> by the parameters to `piece`; layers are there up to the last but one. `is_through`:
+// the adjoints are those of the arguments of the last layer already.
+__device__ __forceinline__ void net_backward(double* piece, bool begins, bool is_through, real* memory, const Kept* at,
+                                             const Embedding& e, const double* params, const real* s, int rows) {
+    int last = e.n_layers - 1, warps = (int)blockDim.x / 32;
+    if (last && !is_through) {
         // The last layer, and the adjoints of its arguments at once.
         const Layer& layer = e.layers[last];
         int n = layer.n_out, ld = pitch(n), ldx = pitch(layer.n_in), all = rows * ld;
@@ -514,13 +602,15 @@ __device__ __forceinline__ void net_backward(double* piece, bool begins, real* m
         const Layer &layer = e.layers[l], &below = e.layers[l - 1];
         int n_in = layer.n_in, n = layer.n_out, ld = pitch(n), ldx = pitch(n_in), all = rows * ld, allx = rows * ldx;
         const real *dz = memory + at[l].d, *g = memory + at[l].g;
-        weights_add(piece, begins, layer, memory + at[l - 1].y, dz, rows);
+        // Some warps take the weights, the others what goes on to the layer below, as each has to do.
+        int octets = whole_width(n) / 8, octets_in = whole_width(n_in) / 8, row_tiles = (inputs_of(layer) + 15) / 16;
+        int on_weights = tasks_of(row_tiles, octets) * rows / 8, onward = tasks_of(rows / 16, octets_in) * octets;
+        int split = min(max((warps * onward + (onward + on_weights) / 2) / (onward + on_weights), 1), warps - 1);
+        weights_add(piece, begins, layer, memory + at[l - 1].y, dz, rows, Crew(split, warps - split));
         if (layer.idt >= 0)
             columns_add(piece, begins, n, rows, [&](int o, int r, bool is_row, double* sum, int* to) {
                 sum[0] = is_row ? (double)memory[at[l].f + r * ld + o] : 0.0, to[0] = layer.idt + o;
             });
-        // The adjoint of the first layer's output may take the place of that output.
-        if (at[l - 1].g == at[l - 1].y) __syncthreads();
         real *gx = memory + at[l - 1].g, *dx = memory + at[l - 1].d, *fx = memory + at[l - 1].f;
         auto end = [&](int row, int i, real adjoint, real adjoint1) {
             int p = row * ldx + i;
@@ -537,7 +627,7 @@ __device__ __forceinline__ void net_backward(double* piece, bool begins, real* m
             dx[p] = idt * (adjoint * slope + adjoint1 * bend);
             dx[allx + p] = idt * adjoint1 * slope;
         };
-        jet_product(dz, dz + all, ld, memory + at[l].w, 1, ld, whole_width(n), whole_width(n_in) / 8, rows, end);
+        jet_product(dz, dz + all, ld, memory + at[l].w, 1, ld, whole_width(n), octets_in, rows, end, Crew(0, split));
         __syncthreads();
     }
     // The first layer, whose input is s with the derivative 1.
@@ -555,6 +645,24 @@ __device__ __forceinline__ void net_backward(double* piece, bool begins, real* m
     });
 }
 
+// What a thread brings of some places.
+struct Ahead {
+    real seed, s;
+    u32 row;
+    __device__ __forceinline__ void look(const Direct& d, int place, int rows) {
+        int i = threadIdx.x;
+        if (place < 0 || i >= 8 * rows) return;
+        row = d.row[place + i / 8], s = d.s[place + i / 8], seed = d.seeds[(size_t)place * 8 + i];
+    }
+    __device__ __forceinline__ void put(real* all_s, real (*seeds)[8], u32* row_of, int rows) const {
+        int i = threadIdx.x;
+        if (i >= 8 * rows) return;
+        seeds[i / 8][i % 8] = row == ~0u ? real(0) : seed;
+        if (i % 8 == 0) row_of[i / 8] = row, all_s[i / 8] = s;
+    }
+};
+static_assert(ADJOINT_THREADS >= 8 * TILE_PLACES, "one number of a tile for each thread");
+
 // The gradient of the nets in pieces: one for each block and group that it works on, block after block and group after
 // group.
 template <bool SHARED>
@@ -570,6 +678,16 @@ __device__ __forceinline__ void adjoint_of_tiles(const Batch& b, const Embedding
     double* piece = nullptr;
     Range range(b, d, blockIdx.x, gridDim.x);
     int rows = d.rows, last = e.n_layers - 1;
+    bool is_through = last && follows_from_output(e.layers[last]);
+    // The columns that are 1, where no function of this file writes them.
+    for (int l = 0; l < last; l++) {
+        int n = e.layers[l].n_out;
+        for (int r = threadIdx.x; r < rows; r += (int)blockDim.x)
+            memory[at[l].y + r * pitch(n) + n] = real(1), memory[at[l].y + (rows + r) * pitch(n) + n] = real(0);
+    }
+    // What is known of the next places comes ahead of them; there are threads enough for one number each.
+    Ahead ahead;
+    ahead.look(d, range.first < range.end ? range.first * rows : -1, rows);
     for (int unit = range.first; unit < range.end; unit++) {
         int place = unit * rows;
         __syncthreads();  // nobody reads the last places any more
@@ -579,16 +697,16 @@ __device__ __forceinline__ void adjoint_of_tiles(const Batch& b, const Embedding
             piece = d.pieces + (size_t)(blockIdx.x + range.group) * e.net_size;
             load_weights(memory, at, e, params);
         }
-        for (int i = threadIdx.x; i < 8 * rows; i += (int)blockDim.x) {
-            u32 row = d.row[place + i / 8];
-            seeds[i / 8][i % 8] = row == ~0u ? real(0) : d.seeds[(size_t)place * 8 + i];
-            if (i % 8 == 0) row_of[i / 8] = row, s[i / 8] = d.s[place + i / 8];
-        }
+        ahead.put(s, seeds, row_of, rows);
+        ahead.look(d, unit + 1 < range.end ? place + rows : -1, rows);
         __syncthreads();
-        seed_adjoints(memory + (last ? at[last].d : at[0].g), last ? memory + at[last - 1].g : nullptr, b, e, seeds, row_of,
-                      rows);
         net_forward<true>(memory, at, e, params, s, rows);
-        net_backward(piece, begins, memory, at, e, params, s, rows);
+        Top top = {is_through ? d.kept + (size_t)place * 2 * d.ld_kept : nullptr, nullptr, nullptr, d.ld_kept};
+        if (last) top.x = memory + at[last - 1].y, top.x1 = top.x + rows * pitch(e.layers[last].n_in);
+        seed_adjoints(memory + (last ? at[last].d : at[0].g), last ? memory + at[last - 1].g : nullptr, top, b, e, seeds,
+                      row_of, rows);
+        __syncthreads();
+        net_backward(piece, begins, is_through, memory, at, e, params, s, rows);
     }
 }
 
@@ -608,9 +726,9 @@ extern "C" __global__ void __launch_bounds__(ADJOINT_THREADS, 1)
 // Some neighbours of one type of one atom.
 struct Neighbours {
     Pair pair[CHUNK];
-    real env[4][CHUNK];        // what G is multiplied by in A; of empty slots, which are one row, times their number
-    real dot[4][CHUNK];        // the change of `env`
-    real turn[4][CHUNK];       // `env` times the change of s: what G' is multiplied by
+    real env[COMPONENTS][CHUNK];   // what G is multiplied by in A; of empty slots, which are one row, times their number
+    real dot[COMPONENTS][CHUNK];   // the change of `env`; of one number that of s
+    real turn[COMPONENTS][CHUNK];  // `env` times the change of s: what G' is multiplied by
 };
 
 // How the functions of a pair change along the direction -dL/dF, with the strain of dL/dvirial.
@@ -647,15 +765,18 @@ __device__ __forceinline__ void each_chunk(Neighbours& at, const Batch& b, const
                 bool is_pair = p < segment.end;
                 if (is_pair) {
                     pair = pair_at(b, center.frame, p, center.type);
-                } else {
+                } else if (segment.is_empty_slot(p)) {
                     const real* radial = b.radial + 3 * center.type;
                     pair.s = (real)(-(double)radial[0] * (double)radial[1]), weight = real(segment.padding);
+                } else {
+                    weight = real(segment.left_out);
                 }
                 at.pair[k] = pair;
-                real env[4] = {weight * pair.s}, dot[4] = {};
-                for (int c = 1; c < 4; c++) env[c] = pair.q * pair.d[c - 1];
+                real env[4] = {COMPONENTS == 4 ? weight * pair.s : weight}, dot[4] = {};
+                for (int c = 1; c < COMPONENTS; c++) env[c] = pair.q * pair.d[c - 1];
+                // The first number is the change of s.
                 if (MOVES && is_pair) change_of(dot, b, center, pair, p);
-                for (int c = 0; c < 4; c++) {
+                for (int c = 0; c < COMPONENTS; c++) {
                     at.env[c][k] = env[c];
                     if (!MOVES) continue;
                     at.dot[c][k] = dot[c], at.turn[c][k] = dot[0] * env[c];
@@ -672,17 +793,17 @@ __device__ __forceinline__ void each_chunk(Neighbours& at, const Batch& b, const
 // A of every row, or its change along the direction: threads share columns, and neighbours where there are more threads.
 template <bool MOVES> __device__ __forceinline__ void describe(const Batch& b, const Embedding& e, const Direct& d) {
     __shared__ Neighbours at;
-    __shared__ real sums[4][ATOM_THREADS];
+    __shared__ real sums[COMPONENTS][ATOM_THREADS];
     after_previous();
     if ((int)blockIdx.x >= rows_of(b)) return;
     const Center center(b, blockIdx.x);
     int m1 = b.m1, columns = min((m1 + 31) / 32 * 32, ATOM_THREADS), parts = ATOM_THREADS / columns;
     int part = threadIdx.x / columns;
-    real* out = (MOVES ? b.a_dot : b.a) + (size_t)center.row * 4 * b.ldm;
+    real* out = (MOVES ? b.a_dot : b.a) + (size_t)center.row * COMPONENTS * b.ldm;
     for (int first = 0; first < m1; first += columns) {
         int m = first + threadIdx.x % columns;
         bool is_there = m < m1 && part < parts;
-        real sum[4] = {};
+        real sum[COMPONENTS] = {};
         each_chunk<MOVES>(at, b, d, center, [&](int place, int, int n, int) {
             const real* kept = d.kept + (size_t)place * 2 * d.ld_kept + m;
             if (!is_there) return;
@@ -690,16 +811,16 @@ template <bool MOVES> __device__ __forceinline__ void describe(const Batch& b, c
             for (int k = part; k < n; k += parts) {
                 real g = kept[(size_t)k * 2 * d.ld_kept], g1 = MOVES ? kept[(size_t)k * 2 * d.ld_kept + d.ld_kept] : real(0);
 #pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    sum[c] = fused(MOVES ? at.dot[c][k] : at.env[c][k], g, sum[c]);
+                for (int c = 0; c < COMPONENTS; c++) {
+                    if (COMPONENTS == 4 || !MOVES) sum[c] = fused(MOVES ? at.dot[c][k] : at.env[c][k], g, sum[c]);
                     if (MOVES) sum[c] = fused(at.turn[c][k], g1, sum[c]);
                 }
             }
         });
-        for (int c = 0; c < 4; c++) sums[c][threadIdx.x] = sum[c];
+        for (int c = 0; c < COMPONENTS; c++) sums[c][threadIdx.x] = sum[c];
         __syncthreads();
         if (part == 0 && m < m1)
-            for (int c = 0; c < 4; c++) {
+            for (int c = 0; c < COMPONENTS; c++) {
                 real whole = sums[c][threadIdx.x];
                 for (int k = 1; k < parts; k++) whole += sums[c][threadIdx.x + k * columns];
                 out[c * b.ldm + m] = whole * (real)e.scale;
@@ -720,31 +841,58 @@ extern "C" __global__ void __launch_bounds__(ATOM_THREADS, 2) direct_tangent(con
     describe<true>(b, e, d);
 }
 
-// dE/dd of a pair and, on the first nine lanes, its part of the virial; a warp for each pair.
-__device__ __forceinline__ void pair_force(real* out, double& virial, const Pair& pair, const real* g, const real* g1,
-                                           const real* de_a, int m1, int ldm, real scale) {
-    int lane = threadIdx.x % 32;
-    real value[4] = {}, turn = real(0);
-    for (int m = lane; m < m1; m += 32) {
-        real along = pair.s * de_a[m];
-        value[0] = fused(g[m], de_a[m], value[0]);
+// Lanes that share a pair.
+#define PAIR_LANES 16
+
+// Sum over the lanes of a pair, for all of them.
+__device__ __forceinline__ real pair_sum(real x) {
+#pragma unroll
+    for (int step = PAIR_LANES / 2; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+// dE/dd of a pair and, on the first nine of its lanes, its part of the virial.
+__device__ __forceinline__ void pair_force(real* out, double& virial, bool is_there, const Pair& pair, const real* g,
+                                           const real* g1, const real* de_a, int m1, int ldm, real scale) {
+    int lane = threadIdx.x % PAIR_LANES;
+#if COMPONENTS == 1
+    real turn = real(0);
+#pragma unroll 4
+    for (int m = lane; m < m1 && is_there; m += PAIR_LANES) turn = fused(g1[m], de_a[m], turn);
+    turn = pair_sum(turn) * scale;
+    if (!is_there) return;
+    const real* d = pair.d;
+    real radial = pair.s_slope * turn;
+#pragma unroll
+    for (int k = 0; k < 3; k++) {
+        real de = radial * d[k];
+#else
+    real value[4] = {}, turn = real(0), env[3];
+#pragma unroll
+    for (int c = 0; c < 3; c++) env[c] = pair.q * pair.d[c];
+#pragma unroll 4
+    for (int m = lane; m < m1 && is_there; m += PAIR_LANES) {
+        real de0 = de_a[m], along = pair.s * de0, now = g[m];
+        value[0] = fused(now, de0, value[0]);
 #pragma unroll
         for (int c = 1; c < 4; c++) {
             real de = de_a[c * ldm + m];
-            value[c] = fused(g[m], de, value[c]);
-            along = fused(pair.q * pair.d[c - 1], de, along);
+            value[c] = fused(now, de, value[c]);
+            along = fused(env[c - 1], de, along);
         }
         turn = fused(g1[m], along, turn);
     }
 #pragma unroll
-    for (int c = 0; c < 4; c++) value[c] = warp_sum(value[c]) * scale;
-    turn = warp_sum(turn) * scale;
+    for (int c = 0; c < 4; c++) value[c] = pair_sum(value[c]) * scale;
+    turn = pair_sum(turn) * scale;
+    if (!is_there) return;
     const real* d = pair.d;
     real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
     real radial = pair.s_slope * (value[0] + turn) + pair.q_slope * along;
 #pragma unroll
     for (int k = 0; k < 3; k++) {
         real de = pair.q * value[k + 1] + radial * d[k];
+#endif
         if (lane == k) out[k] = de;
         if (lane < 9 && lane % 3 == k) virial -= (double)d[lane / 3] * (double)de;
     }
@@ -755,27 +903,31 @@ extern "C" __global__ void __launch_bounds__(ATOM_THREADS, 2) direct_forces(cons
                                                                             const __grid_constant__ Embedding e,
                                                                             const __grid_constant__ Direct d) {
     __shared__ Neighbours at;
-    __shared__ double virials[ATOM_THREADS / 32][9];
-    real* de_a = (real*)shared_bytes;  // [4, ldm]
-    int ldm = b.ldm, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ double virials[ATOM_THREADS / PAIR_LANES][9];
+    real* de_a = (real*)shared_bytes;  // [COMPONENTS, ldm]
+    const int places = ATOM_THREADS / PAIR_LANES;
+    int ldm = b.ldm, mine = threadIdx.x / PAIR_LANES, lane = threadIdx.x % PAIR_LANES;
     after_previous();
     if ((int)blockIdx.x >= rows_of(b)) return;
     const Center center(b, blockIdx.x);
-    copy_many<4>(de_a, b.da + (size_t)b.row_de[center.row] * 4 * ldm, 4 * ldm);
+    copy_many<4>(de_a, b.da + (size_t)b.row_de[center.row] * COMPONENTS * ldm, COMPONENTS * ldm);
     double virial = 0;
     each_chunk<false>(at, b, d, center, [&](int place, int p, int n, int end) {
-        for (int k = warp; k < min(n, end - p); k += ATOM_THREADS / 32) {
+        int pairs = min(n, end - p);
+        // All lanes of a warp go on together.
+        for (int first = 0; first < pairs; first += places) {
+            int k = min(first + mine, pairs - 1);
             real* out = b.de_d + ((size_t)center.f * pair_stride_of(b) + p + k) * 3;
             const real* g = d.kept + (size_t)(place + k) * 2 * d.ld_kept;
-            pair_force(out, virial, at.pair[k], g, g + d.ld_kept, de_a, b.m1, ldm, (real)e.scale);
+            pair_force(out, virial, first + mine < pairs, at.pair[k], g, g + d.ld_kept, de_a, b.m1, ldm, (real)e.scale);
         }
     });
     if (!b.wants_virial) return;
-    if (lane < 9) virials[warp][lane] = virial;
+    if (lane < 9) virials[mine][lane] = virial;
     __syncthreads();
     if (threadIdx.x < 9) {
         double sum = 0;
-        for (int w = 0; w < ATOM_THREADS / 32; w++) sum += virials[w][threadIdx.x];
+        for (int w = 0; w < places; w++) sum += virials[w][threadIdx.x];
         b.row_virial[(size_t)9 * center.row + threadIdx.x] = sum;
     }
 }
@@ -795,14 +947,20 @@ extern "C" __global__ void __launch_bounds__(SUMMED * SHARED_BY)
     int i = blockIdx.x % parts * SUMMED + threadIdx.x % SUMMED, part = threadIdx.x / SUMMED;
     int group = e.place[net] % b.n_types * d.n_stacks + e.place[net] / b.n_types;
     after_previous();
-    int per_tile = TILE_PLACES / d.rows;
+    int per_tile = TILE_PLACES / d.rows, units = d.groups[2 * groups_of(b, d)] * per_tile;
     int low = d.groups[2 * group] * per_tile, high = d.groups[2 * group + 2] * per_tile;
+    // Blocks from the one that has the first unit of the group to the one that has its last; some may have none at all.
+    int from = low < high ? block_of(low, units, blocks) : 0, to = low < high ? block_of(high - 1, units, blocks) + 1 : 0;
     double sum = 0;
     if (i < e.net_size)
-        for (int k = part; k < blocks; k += SHARED_BY) {
-            Range range(b, d, k, blocks);
-            if (max(range.first, low) >= min(range.end, high)) continue;
-            sum += d.pieces[(size_t)(k + group) * e.net_size + i];
+#pragma unroll 4
+        for (int k = from + part; k < to; k += SHARED_BY) {
+            bool is_there = units >= blocks;
+            if (!is_there) {
+                Range range(b, d, k, blocks);
+                is_there = range.first < range.end;
+            }
+            if (is_there) sum += d.pieces[(size_t)(k + group) * e.net_size + i];
         }
     sums[part][threadIdx.x % SUMMED] = sum;
     __syncthreads();

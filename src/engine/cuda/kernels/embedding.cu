@@ -24,7 +24,7 @@ struct NodeBlock {
     __device__ __forceinline__ NodeBlock(const Embedding& e, int groups) : count(NODES * groups) {
         int blocks = e.columns / count;
         stack = blockIdx.x / blocks, first = blockIdx.x % blocks * count;
-        net = e.net[stack * e.n_types + e.panels[first / e.terms].type];
+        net = e.net[stack * e.n_types + e.panels[first / e.terms].neighbor];
     }
 };
 
@@ -37,8 +37,8 @@ __device__ __forceinline__ const double* near(double* shared, const double* para
 
 // The nets at NODES nodes for each block.
 extern "C" __global__ void __launch_bounds__(256, 1) embed_forward(const __grid_constant__ Embedding e, int room) {
-    after_previous();
     NodeBlock nodes(e, e.groups);
+    after_previous();
     double* x = (double*)shared_bytes + (e.net_size > room ? 0 : e.net_size);
     const double* params = near((double*)shared_bytes, e.params + (size_t)nodes.net * e.net_size, e.net_size, room);
     int count = nodes.count, first = nodes.first, width = 1;
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_forward(const __grid_
 }
 
 // Weights of the nodes of a block in its transform: room for 96 terms, and zeros where a batch of loads ends behind them.
-#define BATCH 16
+#define BATCH 24
 #define ROOM (96 + 2 * BATCH)
 
 // sum[r] = sum_k weights[r][k] from[k * ld + m] of one column, every other term on each of two threads; whole on the first
@@ -147,9 +147,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_backward(const __grid
     NodeBlock nodes(e, e.groups);
     // The first of these nodes in the whole and in their panel, and where that begins.
     int count = nodes.count, first = nodes.first, terms = e.terms, term = first % terms, panel = first - term;
-    for (int i = threadIdx.x; i < MOST_NODES * ROOM; i += blockDim.x) {
-        int r = i % MOST_NODES, k = i / MOST_NODES;
-        weights[r][k] = k < terms && r < count ? e.transform[k * terms + term + r] : 0.0;
+    for (int i = threadIdx.x; i < count * ROOM; i += blockDim.x) {
+        int r = i % count, k = i / count;
+        weights[r][k] = k < terms ? e.transform[k * terms + term + r] : 0.0;
     }
     const double* params = near((double*)shared_bytes, e.params + (size_t)nodes.net * e.net_size, e.net_size, room);
     // f and d of this thread's first element of a layer are loaded one layer ahead.
@@ -170,12 +170,16 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_backward(const __grid
     __syncthreads();
     for (int m0 = 0; m0 < m1; m0 += COLUMNS) {
         int m = m0 + threadIdx.x % COLUMNS;
-        double sum[MOST_NODES];
-        transform_column(sum, halves, weights, dl_c, e.ldm, m, m < m1, terms);
-        if (m < m1 && threadIdx.x < COLUMNS)
+        bool ends = m < m1 && threadIdx.x < COLUMNS;
+        auto transform = [&](auto& sum) {
+            transform_column(sum, halves, weights, dl_c, e.ldm, m, m < m1, terms);
 #pragma unroll
-            for (int r = 0; r < MOST_NODES; r++)
-                if (r < count) dl_y[r * m1 + m] = sum[r] * e.scale;
+            for (int r = 0; r < (int)(sizeof(sum) / sizeof(double)); r++)
+                if (ends && r < count) dl_y[r * m1 + m] = sum[r] * e.scale;
+        };
+        double two[NODES], many[MOST_NODES];
+        if (count == NODES) transform(two);
+        else transform(many);
     }
     for (int l = e.n_layers - 1; l >= 0; l--) {
         const Layer& layer = e.layers[l];
@@ -224,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_backward(const __grid
 #define WEIGHTS 64
 
 // The gradient of the nets from dL/dz of all nodes (`params` null), or their update. `trained` has a flag for each net.
-extern "C" __global__ void __launch_bounds__(256, 1) embed_weights(const __grid_constant__ Embedding e, double* params,
+extern "C" __global__ void __launch_bounds__(256, 2) embed_weights(const __grid_constant__ Embedding e, double* params,
                                                                 double* first_moment, double* second_moment,
                                                                 const u32* trained, const Turn* turn,
                                                                 const Status* status) {
@@ -261,7 +265,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) embed_weights(const __grid_
     after_previous();
     double sum = 0;
     if (dl) {
-        constexpr int MANY = 20;
+        // So many that two blocks stand on a multiprocessor: all blocks of two stock nets run at once.
+        constexpr int MANY = 14;
         const double* factor = x ? x : dl;
         for (int r0 = part * (n_nodes / 4), end = r0 + n_nodes / 4; r0 < end; r0 += MANY) {
             double a[MANY], d[MANY];

@@ -1,7 +1,8 @@
 // The work on pairs: features of a frame, their change, and forces. The formulas of engine/cpu/pairs.rs.
 //
-// With T_k and U_k of all pairs of an atom as matrices, both are products of a matrix by the four functions of each pair (or
-// by dE/dQ), and tensor cores make them. A lane makes its elements of T and U itself: every eighth (or fourth) term, by
+// With T_k and U_k of all pairs of an atom as matrices, both are products of a matrix by the functions of each pair (or
+// by dE/dQ), and tensor cores make them. The functions are the components of env: four with directions, or the number 1
+// (COMPONENTS 1; the formulas of engine/cpu/distances.rs). A lane makes its elements of T and U itself: every eighth (or fourth) term, by
 // T_{k+n} = 2 T_n T_k - T_{k-n}, from the first terms of its pairs, which stand in shared memory. U_k follows the same rule.
 
 // Pairs that a warp works on at once, and how far apart their numbers stand: what lanes read falls on different banks.
@@ -53,6 +54,13 @@ __device__ __forceinline__ Pair pair_at(const Batch& b, const Frame& frame, int 
     out.q_slope = (w_r * inv - (q + q)) * inv * inv_r * row[2];
     return out;
 }
+
+#if COMPONENTS == 1
+// Slots of excluded neighbours: they follow the empty ones of all rows.
+__device__ __forceinline__ u32 left_out_of(const Batch& b, const Frame& frame, int local, int t) {
+    return frame.padding[((size_t)frame.n_rows + local) * b.n_types + t];
+}
+#endif
 
 // T_k at x.
 __device__ __noinline__ double polynomial(int k, double x) { return cos(k * acos(fmin(1.0, fmax(-1.0, x)))); }
@@ -155,14 +163,22 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
                 }
                 // The change of the functions, and that of the series' argument times the functions.
                 real s_dot = pair.s_slope * along, turn = argument.slope * s_dot;
+#if COMPONENTS == 4
                 functions[lane] = s_dot, turns[lane] = turn * pair.s;
                 for (int k = 0; k < 3; k++) {
                     functions[(k + 1) * PAIR_LD + lane] = pair.q * v[k] + pair.q_slope * along * pair.d[k];
                     turns[(k + 1) * PAIR_LD + lane] = turn * (pair.q * pair.d[k]);
                 }
+#else
+                functions[lane] = real(0), turns[lane] = turn;
+#endif
             } else {
+#if COMPONENTS == 4
                 functions[lane] = pair.s;
                 for (int k = 0; k < 3; k++) functions[(k + 1) * PAIR_LD + lane] = pair.q * pair.d[k];
+#else
+                functions[lane] = is_there ? real(1) : real(0);
+#endif
             }
             __syncwarp();
             for (int q = 0; q < n; q += 8) {
@@ -170,9 +186,9 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
                 Right a, turn;
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    int at = residue % 4 * PAIR_LD + q + column + 4 * i;
-                    a.x[i] = residue < 4 ? functions[at] : real(0);
-                    if (MOVES) turn.x[i] = residue < 4 ? turns[at] : real(0);
+                    int at = residue % COMPONENTS * PAIR_LD + q + column + 4 * i;
+                    a.x[i] = residue < COMPONENTS ? functions[at] : real(0);
+                    if (MOVES) turn.x[i] = residue < COMPONENTS ? turns[at] : real(0);
                 }
                 whole(a);
                 if (MOVES) whole(turn);
@@ -209,15 +225,20 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
                 for (int i = 0; i < 4; i++) work(16 * j + residue + i / 2 * 8, 2 * column + i % 2, sum[j][i]);
         };
         auto leave = [&](int panel, int k, int c, real value) {
-            if (k >= terms || c >= 4) return;
+            if (k >= terms || c >= COMPONENTS) return;
             if (!MOVES && c == 0) {
                 const Panel& scale = b.panels[panel];
-                u32 padding = frame.padding[(size_t)local * n_types + scale.type];
-                if (padding && b.empty_panel[center * n_types + scale.type] == panel) {
+                u32 padding = frame.padding[(size_t)local * n_types + scale.neighbor];
+                if (padding && b.empty_panel[center * n_types + scale.neighbor] == panel) {
                     const real* row = b.radial + 3 * center;
-                    double s = -(double)row[0] * (double)row[1];
-                    value += (real)(padding * s * polynomial(k, Argument<double>(b, scale, s).x));
+                    double s = -(double)row[0] * (double)row[1], env = COMPONENTS == 4 ? s : 1.0;
+                    value += (real)(padding * env * polynomial(k, Argument<double>(b, scale, s).x));
                 }
+#if COMPONENTS == 1
+                u32 left_out = left_out_of(b, frame, local, scale.neighbor);
+                if (left_out && b.empty_panel[n_types * n_types + scale.neighbor] == panel)
+                    value += (real)(left_out * polynomial(k, Argument<double>(b, scale, 0.0).x));
+#endif
             }
             out[(size_t)c * columns + panel * terms + k] = value;
         };
@@ -226,13 +247,13 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
             continue;
         }
         at_each([&](int k, int c, real value) {
-            if (c < 4) sums[(share.warp * 4 + c) * MOST_TERMS + k] = value;
+            if (c < COMPONENTS) sums[(share.warp * COMPONENTS + c) * MOST_TERMS + k] = value;
         });
         share.sync();
-        for (int i = share.thread; i < min(at_once, n_panels - panel0) * 4 * MOST_TERMS; i += share.threads) {
-            int which = i / (4 * MOST_TERMS), element = i % (4 * MOST_TERMS);
+        for (int i = share.thread; i < min(at_once, n_panels - panel0) * COMPONENTS * MOST_TERMS; i += share.threads) {
+            int which = i / (COMPONENTS * MOST_TERMS), element = i % (COMPONENTS * MOST_TERMS);
             real value = real(0);
-            for (int w = 0; w < warps; w++) value += sums[(which * warps + w) * 4 * MOST_TERMS + element];
+            for (int w = 0; w < warps; w++) value += sums[(which * warps + w) * COMPONENTS * MOST_TERMS + element];
             leave(panel0 + which, element % MOST_TERMS, element / MOST_TERMS, value);
         }
         share.sync();
@@ -242,7 +263,7 @@ template <bool MOVES> __device__ __forceinline__ void features_of_row(real* out,
 // The memory of this warp and of its row; see feature_launch in store.rs.
 __device__ __forceinline__ real* feature_memory(const Share& share, real*& sums) {
     real* all = (real*)shared_bytes;
-    sums = all + WARPS * FEATURE_ROWS * PAIR_LD + share.slot * share.warps * 4 * MOST_TERMS;
+    sums = all + WARPS * FEATURE_ROWS * PAIR_LD + share.slot * share.warps * COMPONENTS * MOST_TERMS;
     return all + threadIdx.x / 32 * FEATURE_ROWS * PAIR_LD;
 }
 
@@ -261,9 +282,9 @@ extern "C" __global__ void __launch_bounds__(256) cut_pairs(const __grid_constan
     if (i == 0) copy.panel_start[copy.n_rows * b.n_panels] = copy.n_pairs;
     if (local >= copy.n_rows) return;
     const u32* pairs = copy.pair_start + (size_t)local * b.n_types;
-    int type = b.panels[panel].type, low = pairs[type], high = pairs[type + 1];
+    int type = b.panels[panel].neighbor, low = pairs[type], high = pairs[type + 1];
     // The first panel of a type begins with its pairs, others behind the last pair within the cut of the one before.
-    if (panel == 0 || (int)b.panels[panel - 1].type != type) high = low;
+    if (panel == 0 || (int)b.panels[panel - 1].neighbor != type) high = low;
     else {
         double cut = b.cuts[center_of(block, b.n_types, local) * b.n_panels + panel - 1];
         while (low < high) {
@@ -288,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features(const __gri
     const Frame copy = *frame;
     if (share.row >= copy.n_rows) return;
     real *sums, *near = feature_memory(share, sums);
-    real* out = copy.q + (size_t)share.row * 4 * b.columns;
+    real* out = copy.q + (size_t)share.row * COMPONENTS * b.columns;
     features_of_row<false>(out, b, copy, 0, share.row, center_of(block, b.n_types, share.row), share, near, sums);
 }
 
@@ -307,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features_tangent(con
     int f = b.row_frame[row];
     const Frame frame = b.frames[b.turn->slots[f]];
     real *sums, *near = feature_memory(share, sums);
-    real* out = b.q_dot + (size_t)row * 4 * b.columns;
+    real* out = b.q_dot + (size_t)row * COMPONENTS * b.columns;
     features_of_row<true>(out, b, frame, f, b.row_local[row], center_of_row(b, row), share, near, sums);
 }
 
@@ -324,7 +345,7 @@ __device__ __forceinline__ void series_of_pairs(real* near, const real* e, int l
     Walk walk[2][2] = {{Walk(first, 4, residue), Walk(first + 8, 4, residue)},
                        {Walk(first + 16, 4, residue), Walk(first + 24, 4, residue)}};
     real values[2][4] = {}, slopes[2][4] = {};
-    e += column % 4 * ld + residue;
+    e += column % COMPONENTS * ld + residue;  // of one component all columns make the same
     for (int k = 0; k < terms; k += 8) {
         Right e_value, e_slope;
 #pragma unroll
@@ -358,16 +379,15 @@ __device__ __forceinline__ void series_of_pairs(real* near, const real* e, int l
     __syncwarp();
 }
 
-// dE/dd of every pair of a row, from dE/dQ, which is brought to shared memory where it `is_near`.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __grid_constant__ Batch b, int each,
-                                                                        int is_near) {
+// dE/dd of every pair of a row, from dE/dQ, which is brought to shared memory where it `IS_NEAR`.
+template <bool IS_NEAR> __device__ __forceinline__ void forces_of_pairs(const Batch& b, int each) {
     Share share(each);
     int row = share.row;
     if (row >= rows_of(b)) return;
     int n_panels = b.n_panels, terms = b.terms, columns = b.columns, lane = threadIdx.x % 32;
-    int ld = is_near ? force_ld(columns) : columns;
+    int ld = IS_NEAR ? force_ld(columns) : columns;
     real* near = (real*)shared_bytes + threadIdx.x / 32 * FORCE_ROWS * PAIR_LD;
-    const real* de_q = b.de_q + (size_t)row * 4 * columns;
+    const real* de_q = b.de_q + (size_t)row * COMPONENTS * columns;
     __shared__ double virials[WARPS][9];
     int f = b.row_frame[row], local = b.row_local[row], center = center_of_row(b, row);
     const Frame frame = b.frames[b.turn->slots[f]];
@@ -390,30 +410,38 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
     move_on(share.warp);
     int n = t < n_panels ? min(many, (int)start[t + 1] - p0) : 0;
     if (lane < n) pair = pair_at(b, frame, p0 + lane, center);
+    Panel scale = b.panels[min(t, n_panels - 1)];
     after_previous();
-    if (is_near) {
-        real* copy = (real*)shared_bytes + WARPS * FORCE_ROWS * PAIR_LD + share.slot * 4 * ld;
+    real* copy = (real*)shared_bytes + WARPS * FORCE_ROWS * PAIR_LD + share.slot * COMPONENTS * ld;
+    if (IS_NEAR) {
         for (int k = VEC * share.thread; k < columns; k += VEC * share.threads)
 #pragma unroll
-            for (int c = 0; c < 4; c++) put(copy + c * ld + k, pack_at(de_q + c * columns + k));
-        de_q = copy;
+            for (int c = 0; c < COMPONENTS; c++) put(copy + c * ld + k, pack_at(de_q + c * columns + k));
         share.sync();
     }
     double virial[9] = {};
     while (t < n_panels) {
-        Argument<real> argument(b, b.panels[t], pair.s);
+        Argument<real> argument(b, scale, pair.s);
         leave_terms(near + lane, 4, argument.x, lane < n);
         __syncwarp();
-        series_of_pairs(near, de_q + t * terms, ld, n, terms);
+        series_of_pairs(near, (IS_NEAR ? copy : de_q) + t * terms, ld, n, terms);
         if (lane < n) {
             const real *d = pair.d, *value = near + 9 * lane, *slope = value + 4;
+#if COMPONENTS == 4
             real turn = slope[0] * pair.s + pair.q * (slope[1] * d[0] + slope[2] * d[1] + slope[3] * d[2]);
             real de_s = value[0] + argument.slope * turn;
             real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
             real radial = pair.s_slope * de_s + pair.q_slope * along;
+#else
+            real radial = pair.s_slope * (argument.slope * slope[0]);
+#endif
             real* out = de_d + 3 * (size_t)(p0 + lane);
             for (int k = 0; k < 3; k++) {
+#if COMPONENTS == 4
                 real de = pair.q * value[k + 1] + radial * d[k];
+#else
+                real de = radial * d[k];
+#endif
                 out[k] = de;
                 if (b.wants_virial)
                     for (int l = 0; l < 3; l++) virial[3 * l + k] -= (double)d[l] * (double)de;
@@ -423,6 +451,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
         if (t == n_panels) break;
         n = min(many, (int)start[t + 1] - p0);
         if (lane < n) pair = pair_at(b, frame, p0 + lane, center);
+        scale = b.panels[t];
         __syncwarp();
     }
     if (!b.wants_virial) return;
@@ -436,4 +465,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __
         for (int w = 0; w < share.warps; w++) sum += virials[share.slot * share.warps + w][share.thread];
         b.row_virial[(size_t)9 * row + share.thread] = sum;
     }
+}
+
+// One kernel would hold both ways, and keep half of its numbers in local memory.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces(const __grid_constant__ Batch b, int each) {
+    forces_of_pairs<true>(b, each);
+}
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) pair_forces_far(const __grid_constant__ Batch b, int each) {
+    forces_of_pairs<false>(b, each);
 }

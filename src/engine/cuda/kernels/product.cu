@@ -8,36 +8,6 @@
 // What is done with a tile of C.
 enum { STORE, PARTIAL, FORWARD, BACKWARD_E, TANGENT, BACKWARD_L };
 
-// One product. Leading dimensions are multiples of 4, so that rows start at 16 bytes.
-struct Task {
-    const real* a;             // [m, lda], or [k, lda] where the kernel takes A transposed
-    const real* b;             // [k, ldb], or [n, ldb] where the kernel takes B transposed
-    real* c;                   // [m, ldc]
-    const real* const* rows;   // not null: four rows of A each are found here
-    // The layer's input (FORWARD, TANGENT) or the adjoint of its output (BACKWARD): what a shortcut carries.
-    const real* shortcut;
-    const real *bias, *idt;
-    real *f, *d, *dd, *z_dot;  // [m, ldc] of the layer whose z or y this is; d and dd null for tanh
-    real* y;                   // [m, ldy] FORWARD, TANGENT: the layer's output
-    real* dz;                  // [m, ldc] the adjoint of z
-    real* dl_y;
-    const real* de_y;          // [m, ld_de_y]
-    const real* w_out;         // not null: this is the last hidden layer
-    const real* dl_e;          // [m]
-    double threshold;
-    int m, n, k, lda, ldb, ldc, ldy, ld_shortcut;
-    int ld_de_y, folds, fold, activation;
-    int tiles_n, first_tile, splits, kind;
-    u64 split_stride;          // PARTIAL: from one piece to the next
-    // Not null: where the rows of this product begin and end in the batch of this step. The sizes above are those that tiles
-    // were chosen for; what is below says where the product lies.
-    const u32* extent;
-    int times;                 // m (k, where A is transposed) is so many times the rows
-    int a_first, a_n;          // rows of A before its own: so many times the first, and so many times the rows; also y's
-    int b_first, c_first;      // the same of B, and of what has rows of C
-    int dz_n;                  // dz begins at twice the first, and so many times the rows
-};
-
 // A product of the batch of this step: its size, and the rows of its group. Where no extent says them, first and n are zero.
 struct Span {
     int m, k, first, n;
@@ -47,18 +17,6 @@ struct Span {
     __device__ __forceinline__ int c(const Task& t) const { return t.c_first * first; }
     __device__ __forceinline__ int dz(const Task& t) const { return 2 * first + t.dz_n * n; }
 };
-
-#define MAX_TASKS 8
-
-struct Products {
-    real* workspace;           // pieces of products that are cut along k
-    u32* counters;             // [tiles] pieces done
-    int n_tasks, n_tiles;
-    Task tasks[MAX_TASKS];
-};
-
-static_assert(sizeof(Task) == TASK_BYTES, "Task differs from layout.rs");
-static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from layout.rs");
 
 // Steps of a warp along k, as deep as the instruction that multiplies.
 #define DEPTH (PRODUCTS == 16 ? 16 : 8)
@@ -251,7 +209,8 @@ template <int KIND> __device__ __forceinline__ void finish(const Task& t, const 
 }
 
 // Copies the tiles of one operand to shared memory, step after step of BK along the product's inner dimension k.
-// Memory has rows of numbers, of which the threads take 16 bytes each. GATHER: every four rows are found in a table.
+// Memory has rows of numbers, of which the threads take 16 bytes each. GATHER: the rows of an atom, COMPONENTS of them, are found in a
+// table.
 //
 // Here k runs along a row: LINES rows of BK numbers.
 template <int LINES, int BK, int LD, int THREADS, bool GATHER> struct RowLoader {
@@ -267,7 +226,7 @@ template <int LINES, int BK, int LD, int THREADS, bool GATHER> struct RowLoader 
 #pragma unroll
         for (int p = 0; p < (GATHER ? PASSES : 1); p++) {
             int r = min(line + p * STEP, n_lines - 1);
-            at[p] = (GATHER ? rows[r >> 2] + (r & 3) * ld : from + (size_t)r * ld) + k0 + i;
+            at[p] = (GATHER ? rows[r >> COMPONENT_BITS] + (r & (COMPONENTS - 1)) * ld : from + (size_t)r * ld) + k0 + i;
         }
     }
 
@@ -300,7 +259,7 @@ template <int LINES, int BK, int LD, int THREADS, bool GATHER> struct ColumnLoad
 
     __device__ __forceinline__ const real* row(const real* const* rows, int ld, int k, int k1, int line0) {
         int r = min(k + (int)threadIdx.x / STEP, k1 - 1);
-        return rows[r >> 2] + (r & 3) * ld + line0 + threadIdx.x % STEP * VEC;
+        return rows[r >> COMPONENT_BITS] + (r & (COMPONENTS - 1)) * ld + line0 + threadIdx.x % STEP * VEC;
     }
 
     __device__ __forceinline__ void start(const real* from, const real* const* rows, int ld, int line0, int n_lines,

@@ -1,14 +1,11 @@
 // All that is written in machine instructions. tests/fake/emulate.h has the same for kernels that run on a CPU.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 #ifndef EMULATED
 // Shared memory whose size the launch decides.
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 // Every kernel calls this before it touches what another kernel writes: it may have been brought in while the one
-// before it still ran (Device::launch_on). It waits until that one has ended and lets the next one come in. Before it a
+// before it still ran (Program::overlaps). It waits until that one has ended and lets the next one come in. Before it a
 // kernel may read tables, and parameters where it does not follow right after an update.
 __device__ __forceinline__ void after_previous() {
 #if __CUDA_ARCH__ >= 900

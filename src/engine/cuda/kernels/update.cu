@@ -1,28 +1,5 @@
 // From pieces of gradients to the next parameters: engine/cpu/fitting.rs (sums over rows), optim/adam.rs.
 
-// Sums over the rows of one layer of one group: bias and time step, or the output layer.
-struct Columns {
-    const real *dl_z, *dl_y, *f, *d, *de_y, *z_dot;
-    const real *x, *x_dot, *dl_e;  // output layer: x not null
-    double *b, *t;                 // [chunks, stride] pieces; null: not wanted
-    int rows, cols, ld, ld_de_y, rows_each, first_block, activation, chunks;
-    u64 stride;
-    const u32* extent;             // not null: where the rows begin and end in the batch of this step, in so many chunks
-};
-
-// One matrix or vector of the parameters.
-struct View {
-    u64 flat;                      // where it starts in the flat vector
-    const void* source;            // pieces of the gradient, [n_pieces][rows, ld]
-    u64 stride;                    // from one piece to the next
-    real* copy;                    // where the nets read it; null: from the flat vector
-    int rows, cols, ld, n_pieces;
-    int is_double, trainable, copy_ld, first_block;
-};
-
-static_assert(sizeof(Columns) == COLUMNS_BYTES, "Columns differs from layout.rs");
-static_assert(sizeof(View) == VIEW_BYTES, "View differs from layout.rs");
-
 // Elements of a view that one block works on.
 #define PER_BLOCK 512
 

@@ -2,8 +2,8 @@
 
 use super::super::layout::{self, Columns, Kind, Task, View};
 use super::super::products::{Operands, ProductLaunch};
-use super::super::sys::DevicePtr;
 use super::{Builder, Moves};
+use crate::gpu::DevicePtr;
 use crate::model::net::LayerShape;
 
 impl Builder<'_> {

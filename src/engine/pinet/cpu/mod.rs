@@ -206,6 +206,10 @@ impl<T: Real> PinetCpu<T> {
 }
 
 impl<T: Real> PinetEngine for PinetCpu<T> {
+    fn pool(&self) -> Pool {
+        Pool::clone(&self.pool)
+    }
+
     fn evaluate(&mut self, out: &mut PinetPrediction, params: &[f64], batch: &[&PinetFrame]) {
         self.first_pass(out, params, batch);
     }

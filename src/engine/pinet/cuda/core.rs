@@ -1,18 +1,19 @@
 //! A network on the device: its parameters, its batches, and the passes over them.
 
-use super::layout::{self, Entry, Status, TURN_HEADER, Turn, VALUES};
-use super::shape::{Call, Class, Common, Reads, STATUS_BYTES, Shape, turn_bytes};
+use super::layout::{self, Batch, Clipping, Entry, Source, Status, TURN_HEADER, Turn, VALUES};
+use super::program::*;
+use super::shape::{Call, Class, Common, Reads, Shape, turn_bytes};
 use super::store::Store;
 use crate::Result;
 use crate::engine::cpu::pool::Pool;
-use crate::engine::cuda::Device;
-use crate::engine::cuda::device::{Buffer, arguments};
 use crate::engine::pinet::cpu::plan::Plan;
 use crate::engine::pinet::cpu::weights;
+use crate::gpu::launch::Parameters;
+use crate::gpu::{Buffer, Device, DevicePtr, Kernel, Launch, Ptr, Real};
 use crate::model::pinet::PinetModel;
-use crate::optim::keras_adam::Clip;
 use std::collections::HashMap;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 /// Classes that are kept; with more of them, all are built anew.
 const MOST_SHAPES: usize = 256;
@@ -43,8 +44,8 @@ pub struct Resident {
 /// A class with its tables on the device.
 struct Known {
     shape: Arc<Shape>,
-    sources: Buffer,
-    ops: Buffer,
+    sources: Buffer<Source>,
+    ops: Buffer<layout::Op>,
 }
 
 /// A network on a GPU.
@@ -52,27 +53,28 @@ pub struct Core {
     pub device: Arc<Device>,
     pub plan: Plan,
     pub store: Store,
-    pub params: Buffer,
-    pub first_moment: Buffer,
-    pub second_moment: Buffer,
-    pub grad: Buffer,
-    pub turn: Buffer,
+    pub params: Buffer<f64>,
+    /// First and second moments of the gradient, for Adam.
+    pub moments: [Buffer<f64>; 2],
+    pub grad: Buffer<f64>,
+    /// A [`Turn`] with its entries: what [`turn_of`] makes.
+    turn: Buffer<u8>,
     n_params: usize,
     n_variables: usize,
     n_packed: usize,
-    packed: Buffer,
-    map: Buffer,
-    pull: Option<Buffer>,
+    packed: Buffer<Real>,
+    map: Buffer<u32>,
+    pull: Option<Buffer<f64>>,
     /// First parameter of every variable, and the number of all; the variable of every parameter; squares of norms.
-    first: Buffer,
-    variable: Buffer,
-    squares: Buffer,
-    status: Buffer,
-    values: Buffer,
+    first: Buffer<u32>,
+    variable: Buffer<u32>,
+    squares: Buffer<f64>,
+    status: Buffer<Status>,
+    values: Buffer<f64>,
     forces: bool,
     loss: Option<LossTerms>,
     pool: i32,
-    memory: Buffer,
+    memory: Buffer<u8>,
     shapes: HashMap<Class, Known>,
     /// Grows when memory moves: what was recorded before is worth nothing.
     pub generation: u64,
@@ -96,31 +98,30 @@ impl Core {
         }
         let n_variables = first.len();
         first.push(n_params as u32);
-        let zeros = |bytes: usize, what: &str| Buffer::zeroed(device, bytes, what);
+        let zeros = |n: usize, what: &str| Buffer::zeroed(device, n, what);
         let pull = loss.as_ref().and_then(|loss| loss.pull.as_ref());
         let (free, _) = device.memory()?;
         Ok(Core {
             store: Store::new(device, (free as f64 * STORE_SHARE) as usize),
-            params: zeros(8 * n_params, "parameters")?,
-            first_moment: zeros(8 * n_params, "moments")?,
-            second_moment: zeros(8 * n_params, "moments")?,
-            grad: zeros(8 * (n_params + 1), "the gradient")?,
-            turn: zeros(turn_bytes(64, 4096), "a batch")?,
+            params: zeros(n_params, "parameters")?,
+            moments: [zeros(n_params, "moments")?, zeros(n_params, "moments")?],
+            grad: zeros(n_params + 1, "the gradient")?,
+            turn: Buffer::zeroed(device, turn_bytes(64, 4096), "a batch")?,
             n_params,
             n_variables,
             n_packed: map.len(),
-            packed: zeros(map.len() * device.numbers.size(), "weights")?,
+            packed: Buffer::zeroed_reals(device, map.len(), "weights")?,
             map: Buffer::of(device, &map, "weights")?,
             pull: pull.map(|pull| Buffer::of(device, pull, "the regulariser")).transpose()?,
             first: Buffer::of(device, &first, "variables")?,
             variable: Buffer::of(device, &variable, "variables")?,
-            squares: zeros(8 * n_variables, "norms")?,
-            status: zeros(STATUS_BYTES, "the status")?,
-            values: zeros(8 * VALUES, "values")?,
+            squares: zeros(n_variables, "norms")?,
+            status: Buffer::zeroed(device, 1, "the status")?,
+            values: zeros(VALUES, "values")?,
             forces,
             loss,
             pool: layout::pool_number(model.options.out_pool),
-            memory: zeros(16, "a batch")?,
+            memory: Buffer::zeroed(device, 16, "a batch")?,
             shapes: HashMap::new(),
             generation: 0,
             plan,
@@ -133,6 +134,16 @@ impl Core {
         assert_eq!(params.len(), self.n_params, "parameters of this network");
         self.params.write(0, params)?;
         self.pack()
+    }
+
+    /// Brings the turn of the next batch, which [`turn_of`] made.
+    pub fn set_turn(&self, bytes: &[u8]) -> Result<()> {
+        self.turn.write(0, bytes)
+    }
+
+    /// Where the turn of the next batch goes, and how many bytes there are.
+    pub fn turn_address(&self) -> (DevicePtr, usize) {
+        (self.turn.address(), self.turn.bytes())
     }
 
     /// Whether a batch of this class has come before, so that [`Core::shape`] waits for nothing.
@@ -159,7 +170,7 @@ impl Core {
         if self.shapes.len() >= MOST_SHAPES {
             self.forget()?;
         }
-        let mut shape = self.lay_out(class, self.memory.ptr());
+        let mut shape = self.lay_out(class, self.memory.address());
         if let Some(loss) = &self.loss {
             shape.batch.model = if loss.is_dipole { 2 } else { 1 };
             shape.batch.counted =
@@ -183,10 +194,10 @@ impl Core {
 
     fn lay_out(&self, class: Class, start: u64) -> Shape {
         let common = Common {
-            turn: self.turn.ptr(),
-            status: self.status.ptr(),
-            values: self.values.ptr(),
-            packed: self.packed.ptr(),
+            turn: self.turn.address(),
+            status: self.status.address(),
+            values: self.values.address(),
+            packed: self.packed.address(),
             multiprocessors: self.device.multiprocessors,
             real: self.device.numbers.size(),
             forces: self.forces,
@@ -194,125 +205,144 @@ impl Core {
         Shape::new(&self.plan, class, start, common, self.n_params, self.pool)
     }
 
-    fn call(&self, shape: &Shape, ops: u64, call: &Call) -> Result<()> {
-        let launch = |arguments: &mut [*mut std::ffi::c_void]| {
-            self.device.launch(call.name, call.grid, call.block, call.shared, arguments)
-        };
-        match call.reads {
-            Reads::Op => launch(arguments![call.op]),
-            Reads::BatchAndOp => launch(arguments![shape.batch, call.op]),
-            Reads::Chain(first, n) => {
-                let (at, n) = (ops + (first * size_of::<layout::Op>()) as u64, n as i32);
-                launch(arguments![shape.batch, at, n])
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    ///
+    /// See the module of this engine.
+    unsafe fn start<P: Parameters>(&self, kernel: Kernel<P>, launch: Launch, arguments: P) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { kernel.launch(&self.device, self.device.stream(), launch, arguments) }
+    }
+
+    fn call(&self, known: &Known, call: &Call) -> Result<()> {
+        let batch = known.shape.batch;
+        // SAFETY: see the module of this engine; the shape is known.
+        unsafe {
+            match call.reads {
+                Reads::Op(kernel) => self.start(kernel, call.launch, (call.op,)),
+                Reads::BatchAndOp(kernel) => self.start(kernel, call.launch, (batch, call.op)),
+                Reads::Chain(kernel, first, n) => {
+                    let at = known.ops.address() + (first * size_of::<layout::Op>()) as u64;
+                    self.start(kernel, call.launch, (batch, Ptr::at(at), n as i32))
+                }
             }
         }
     }
 
     fn pass(&self, shape: &Shape, which: usize) -> Result<()> {
-        let ops = self.known(shape).ops.ptr();
-        shape.passes[which].iter().try_for_each(|call| self.call(shape, ops, call))
+        let known = self.known(shape);
+        shape.passes[which].iter().try_for_each(|call| self.call(known, call))
     }
 
+    /// What is known of a shape; refuses those whose memory may be gone, and those of others.
     fn known(&self, shape: &Shape) -> &Known {
-        self.shapes.get(&shape.class).expect("a shape of this network")
+        let known = self.shapes.get(&shape.class).filter(|known| std::ptr::eq(&*known.shape, shape));
+        known.expect("a shape that this network keeps")
+    }
+
+    fn turn_ptr(&self) -> Ptr<Turn> {
+        Ptr::at(self.turn.address())
     }
 
     /// A kernel over `n` elements of a batch.
-    fn over(&self, shape: &Shape, name: &'static str, n: usize, block: usize) -> Result<()> {
+    fn over(&self, shape: &Shape, kernel: Kernel<(Batch,)>, n: usize, block: usize) -> Result<()> {
         let grid = n.div_ceil(block).clamp(1, 16 * self.device.multiprocessors);
-        self.device.launch(name, grid, block, 0, arguments![shape.batch])
+        let batch = self.known(shape).shape.batch;
+        // SAFETY: see the module of this engine; the shape is known.
+        unsafe { self.start(kernel, Launch::new(grid, block), (batch,)) }
     }
 
     /// Outputs, energies, and where they are wanted forces and stress.
-    pub fn first_pass(&self, shape: &Shape) -> Result<()> {
-        let class = shape.class;
-        self.device.launch("gather", class.structures, 256, 0, arguments![shape.batch])?;
-        // SAFETY: inside the memory of the shape.
-        let code = unsafe {
-            (self.device.driver().memset_d8_async)(
-                shape.sums.0,
-                0,
-                shape.sums.1,
-                self.device.stream().handle(),
-            )
-        };
-        self.device.check(code, "clear memory")?;
+    ///
+    /// # Safety
+    ///
+    /// What [`Core::set_turn`] or a copy to [`Core::turn_address`] brought before is the turn of a batch of this shape's class.
+    pub unsafe fn first_pass(&self, shape: &Shape) -> Result<()> {
+        let (class, batch) = (shape.class, self.known(shape).shape.batch);
+        // SAFETY: see the module of this engine; the shape is known, and the sums are inside its memory.
+        unsafe {
+            self.start(GATHER, Launch::new(class.structures, 256), (batch,))?;
+            self.device.clear_at(shape.sums.0, shape.sums.1)?;
+        }
         self.pass(shape, 0)?;
-        self.over(shape, "energies", 32 * class.structures, 128)?;
+        self.over(shape, ENERGIES, 32 * class.structures, 128)?;
         if self.forces {
             self.pass(shape, 1)?;
-            self.over(shape, "pair_gradient", class.pairs, 256)?;
-            self.over(shape, "forces", 3 * class.atoms, 128)?;
-            self.device.launch("stresses", class.structures, 128, 0, arguments![shape.batch])?;
+            self.over(shape, PAIR_GRADIENT, class.pairs, 256)?;
+            self.over(shape, FORCES, 3 * class.atoms, 128)?;
+            // SAFETY: as above.
+            unsafe { self.start(STRESSES, Launch::new(class.structures, 128), (batch,))? };
         }
         Ok(())
     }
 
     /// The loss and its seeds.
-    pub fn loss(&self, shape: &Shape) -> Result<()> {
-        self.over(shape, "losses", 32 * shape.class.structures, 128)?;
-        let (params, n) = (self.params.ptr(), self.n_params as u32);
-        let pull = self.pull.as_ref().map_or(0, Buffer::ptr);
-        let threads = 32 * (VALUES - 1);
-        self.device.launch("sum_values", 1, threads, 0, arguments![shape.batch, params, pull, n])
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::first_pass`].
+    pub unsafe fn loss(&self, shape: &Shape) -> Result<()> {
+        self.over(shape, LOSSES, 32 * shape.class.structures, 128)?;
+        let arguments = (shape.batch, self.params.ptr(), self.pull_ptr(), self.n_params as u32);
+        // SAFETY: see the module of this engine; the shape is known.
+        unsafe { self.start(SUM_VALUES, Launch::new(1, 32 * (VALUES - 1)), arguments) }
+    }
+
+    /// The regulariser's derivatives, where there is one.
+    fn pull_ptr(&self) -> Ptr<f64> {
+        self.pull.as_ref().map_or(Ptr::NULL, Buffer::ptr)
     }
 
     /// The gradient of the loss from its seeds.
-    pub fn second_pass(&self, shape: &Shape) -> Result<()> {
-        self.over(shape, "seed_outputs", shape.class.atoms, 256)?;
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::first_pass`].
+    pub unsafe fn second_pass(&self, shape: &Shape) -> Result<()> {
+        self.over(shape, SEED_OUTPUTS, shape.class.atoms, 256)?;
         if self.forces {
-            self.over(shape, "set_tangents", shape.class.pairs, 256)?;
+            self.over(shape, SET_TANGENTS, shape.class.pairs, 256)?;
             self.pass(shape, 2)?;
         }
         self.pass(shape, 3)?;
         let sources = self.known(shape).sources.ptr();
         let (grad, params, n) = (self.grad.ptr(), self.params.ptr(), self.n_params as u32);
-        let pull = self.pull.as_ref().map_or(0, Buffer::ptr);
-        let (grid, turn) = ((self.n_params + 1).div_ceil(32), self.turn.ptr());
-        self.device.launch("reduce", grid, 256, 0, arguments![grad, sources, params, pull, n, turn])
+        let launch = Launch::new((self.n_params + 1).div_ceil(32), 256);
+        // SAFETY: see the module of this engine; every parameter has a source.
+        unsafe { self.start(REDUCE, launch, (grad, sources, params, self.pull_ptr(), n, self.turn_ptr())) }
     }
 
     /// Makes the mean of a gradient that was added up over ranks.
     pub fn mean(&self) -> Result<()> {
-        let (grad, n) = (self.grad.ptr(), self.n_params as u32);
-        let (turn, status) = (self.turn.ptr(), self.status.ptr());
-        self.device.launch(
-            "mean",
-            (self.n_params + 1).div_ceil(256),
-            256,
-            0,
-            arguments![grad, n, turn, status],
-        )
+        let launch = Launch::new((self.n_params + 1).div_ceil(256), 256);
+        let arguments = (self.grad.ptr(), self.n_params as u32, self.turn_ptr(), self.status.ptr());
+        // SAFETY: see the module of this engine; the gradient has one more number.
+        unsafe { self.start(MEAN, launch, arguments) }
     }
 
     /// Cuts the gradient down and takes a step with it.
-    pub fn update(&self, clip: Clip) -> Result<()> {
-        let (kind, most) = match clip {
-            Clip::None => (0i32, 0.0f64),
-            Clip::Variable(most) => (1, most),
-            Clip::Global(most) => (2, most),
-            Clip::Value(most) => (3, most),
-        };
+    pub fn update(&self, (kind, most): (Clipping, f64)) -> Result<()> {
+        let kind = kind as i32;
         let (squares, grad, first) = (self.squares.ptr(), self.grad.ptr(), self.first.ptr());
-        self.device.launch("norms", self.n_variables, 256, 0, arguments![squares, grad, first])?;
         let (params, variable) = (self.params.ptr(), self.variable.ptr());
-        let (m, v) = (self.first_moment.ptr(), self.second_moment.ptr());
+        let (m, v) = (self.moments[0].ptr(), self.moments[1].ptr());
         let (n_variables, n) = (self.n_variables as u32, self.n_params as u32);
-        let (turn, status) = (self.turn.ptr(), self.status.ptr());
-        self.device.launch(
-            "adam",
-            self.n_params.div_ceil(256),
-            256,
-            0,
-            arguments![params, m, v, grad, squares, variable, n_variables, n, kind, most, turn, status],
-        )?;
+        let (turn, status) = (self.turn_ptr(), self.status.ptr());
+        let arguments = (params, m, v, grad, squares, variable, n_variables, n, kind, most, turn, status);
+        // SAFETY: see the module of this engine; variables are parts of the parameters, and moments are as long.
+        unsafe {
+            self.start(NORMS, Launch::new(self.n_variables, 256), (squares, grad, first))?;
+            self.start(ADAM, Launch::new(self.n_params.div_ceil(256), 256), arguments)?;
+        }
         self.pack()
     }
 
     fn pack(&self) -> Result<()> {
         let (packed, params, map) = (self.packed.ptr(), self.params.ptr(), self.map.ptr());
-        let n = self.n_packed as u32;
-        self.device.launch("pack", self.n_packed.div_ceil(256), 256, 0, arguments![packed, params, map, n])
+        let launch = Launch::new(self.n_packed.div_ceil(256), 256);
+        // SAFETY: see the module of this engine; the map has a parameter for every packed weight.
+        unsafe { self.start(PACK, launch, (packed, params, map, self.n_packed as u32)) }
     }
 
     /// The loss, sums of every kind of error, and the regulariser, of the last batch.
@@ -371,11 +401,8 @@ pub fn turn_of(turn: Turn, batch: &[Resident], chosen: Option<&[bool]>, bytes: &
         ..turn
     };
     bytes.clear();
-    // SAFETY: plain structures of numbers without gaps, read as bytes.
-    unsafe {
-        bytes.extend(std::slice::from_raw_parts((&raw const turn).cast::<u8>(), TURN_HEADER));
-        bytes.extend(std::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val(&entries[..])));
-    }
+    bytes.extend(&turn.as_bytes()[..TURN_HEADER]);
+    bytes.extend(entries.as_bytes());
     for word in chosen.unwrap_or_default().chunks(32) {
         let bits = word.iter().enumerate().map(|(k, &c)| u32::from(c) << k).sum::<u32>();
         bytes.extend(bits.to_le_bytes());

@@ -4,6 +4,14 @@
 //! Structures stay on the device ([`store`]); a batch is joined there from a list of them. Batches of about the same
 //! size share a [`shape::Shape`], and with it one recorded step: kernels read how large the batch really is. Sums run in
 //! a fixed order and there are no atomic additions: two runs give the same bits.
+//!
+//! # Safety of launches
+//!
+//! What kernels touch lies at the addresses in their arguments, and this is why it is there: parameters, moments and tables
+//! belong to the [`core::Core`] that has the launches; the memory of a batch is laid out by [`shape::Shape`] for as many
+//! structures, atoms and pairs as its class has, and kernels look up in [`layout::Turn`] how many there are, which
+//! [`core::turn_of`] has counted; structures stay where [`store::Store`] put them until its generation counts on. A core forgets
+//! its shapes before it gives their memory back, after the device has done all its work. All work is on the main stream.
 
 pub mod layout;
 pub mod program;
@@ -15,7 +23,7 @@ mod tests;
 
 use super::elements::Elements;
 use super::{PinetEngine, PinetFrame, PinetPrediction, PinetSeeds};
-use crate::engine::cuda::Device;
+use crate::gpu::{Device, DevicePtr};
 use crate::model::pinet::PinetModel;
 use crate::{Result, err};
 use core::{Core, Resident, turn_of};
@@ -57,16 +65,23 @@ impl PinetCuda {
         let mut bytes = Vec::new();
         let class = turn_of(Turn::default(), &residents, None, &mut bytes);
         let shape = core.shape(class)?;
-        core.turn.write(0, &bytes)?;
-        core.first_pass(&shape)?;
+        core.set_turn(&bytes)?;
+        // SAFETY: the shape is of the class of these structures.
+        unsafe { core.first_pass(&shape)? };
         let atoms = batch.iter().map(|f| f.n_atoms()).sum::<usize>();
         let b = &shape.batch;
-        out.energy = read(core, b.energy, batch.len())?;
-        out.atomic = read(core, b.atomic, atoms)?;
+        let read = |from: DevicePtr, n: usize| -> Result<Vec<f64>> {
+            let mut to = vec![0.0; n];
+            // SAFETY: the shape has room for the atoms and structures of this batch.
+            unsafe { core.device.read_at(from, &mut to)? };
+            Ok(to)
+        };
+        out.energy = read(b.energy, batch.len())?;
+        out.atomic = read(b.atomic, atoms)?;
         (out.force, out.stress) = (Vec::new(), Vec::new());
         if self.forces {
-            out.force = read(core, b.force, 3 * atoms)?;
-            out.stress = read(core, b.stress, 9 * batch.len())?.as_chunks::<9>().0.to_vec();
+            out.force = read(b.force, 3 * atoms)?;
+            out.stress = read(b.stress, 9 * batch.len())?.as_chunks::<9>().0.to_vec();
         }
         self.shape = Some(shape);
         Ok(())
@@ -76,21 +91,23 @@ impl PinetCuda {
     pub fn try_backward(&mut self, grad: &mut [f64], seeds: &PinetSeeds) -> Result<()> {
         let core = &self.core;
         let shape = self.shape.as_ref().expect("a batch was evaluated before");
-        let b = &shape.batch;
-        write(core, b.dl_energy, &seeds.dl_energy)?;
-        write(core, b.dl_atomic, &seeds.dl_atomic)?;
+        let (b, class) = (&shape.batch, shape.class);
+        let write = |to: DevicePtr, from: &[f64], room: usize| {
+            assert!(from.len() <= room, "seeds of the batch that was evaluated");
+            // SAFETY: the shape has that room.
+            unsafe { core.device.write_at(to, from) }
+        };
+        write(b.dl_energy, &seeds.dl_energy, class.structures)?;
+        write(b.dl_atomic, &seeds.dl_atomic, class.atoms)?;
         if self.forces {
-            write(core, b.dl_force, &seeds.dl_force)?;
-            write(core, b.dl_stress, seeds.dl_stress.as_flattened())?;
+            write(b.dl_force, &seeds.dl_force, 3 * class.atoms)?;
+            write(b.dl_stress, seeds.dl_stress.as_flattened(), 9 * class.structures)?;
         }
         // dL of an earlier call may be there.
         // SAFETY: inside the memory of the shape.
-        let code = unsafe {
-            let driver = core.device.driver();
-            (driver.memset_d8_async)(shape.dl_sums.0, 0, shape.dl_sums.1, core.device.stream().handle())
-        };
-        core.device.check(code, "clear memory")?;
-        core.second_pass(shape)?;
+        unsafe { core.device.clear_at(shape.dl_sums.0, shape.dl_sums.1)? };
+        // SAFETY: this batch was evaluated last.
+        unsafe { core.second_pass(shape)? };
         core.grad.read(0, grad)
     }
 }
@@ -105,32 +122,6 @@ pub fn bring(core: &mut Core, frame: &PinetFrame, elements: &Elements) -> Result
         n_pairs: frame.n_pairs() as u32,
         counts: elements.counts,
     }))
-}
-
-fn read(core: &Core, from: u64, n: usize) -> Result<Vec<f64>> {
-    let mut to = vec![0.0; n];
-    // SAFETY: both sides hold that many numbers, and the copy is waited for.
-    let code = unsafe {
-        let driver = core.device.driver();
-        (driver.memcpy_dtoh_async)(
-            to.as_mut_ptr().cast(),
-            from,
-            size_of_val(&to[..]),
-            core.device.stream().handle(),
-        )
-    };
-    core.device.check(code, "copy from the GPU")?;
-    core.device.synchronize()?;
-    Ok(to)
-}
-
-fn write(core: &Core, to: u64, from: &[f64]) -> Result<()> {
-    // SAFETY: the source is ordinary memory, which the driver has read when the call returns.
-    let code = unsafe {
-        let driver = core.device.driver();
-        (driver.memcpy_htod_async)(to, from.as_ptr().cast(), size_of_val(from), core.device.stream().handle())
-    };
-    core.device.check(code, "copy to the GPU")
 }
 
 impl PinetEngine for PinetCuda {

@@ -1,9 +1,11 @@
 //! The plan of a network for one size class of batches: where its matrices lie, and which kernels do its passes.
 
-use super::layout::{self, Batch, MOST_OUTPUTS, Mat, Ptr, Source, Status, TURN_HEADER, Turn};
+use super::layout::{self, Batch, MOST_OUTPUTS, Mat, Ptr, Source, TURN_HEADER, Turn};
+use super::program::*;
 use crate::engine::pinet::cpu::memory::{self, Buf, Plane, Rows};
 use crate::engine::pinet::cpu::plan::{Layer, Op, Plan, View};
 use crate::engine::pinet::cpu::weights::column;
+use crate::gpu::{self, Kernel, Launch};
 
 /// Threads of kernels that work tile by tile.
 const THREADS: usize = 128;
@@ -37,26 +39,25 @@ fn round(n: usize, least: usize) -> usize {
 /// One kernel of a pass.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    pub name: &'static str,
     pub op: layout::Op,
-    pub grid: usize,
-    pub block: usize,
-    pub shared: usize,
+    pub launch: Launch,
     pub reads: Reads,
     /// Whose rows it works on, where it looks at no others: such calls can be joined.
     rows: Option<Rows>,
 }
 
-/// What a kernel is given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A kernel by what it is given.
+#[derive(Debug, Clone, Copy)]
 pub enum Reads {
     /// The operation.
-    Op,
+    Op(Kernel<(layout::Op,)>),
     /// The batch and the operation.
-    BatchAndOp,
+    BatchAndOp(OnBatch),
     /// The batch and some of [`Shape::ops`]: the first, and how many.
-    Chain(usize, usize),
+    Chain(Kernel<(Batch, gpu::Ptr<layout::Op>, i32)>, usize, usize),
 }
+
+type OnBatch = Kernel<(Batch, layout::Op)>;
 
 const DENSE: i32 = 0;
 const INPUT: i32 = 1;
@@ -173,7 +174,7 @@ impl Shape {
 /// The planes of all matrices; where De of atoms starts, where Dl of atoms starts, and where it ends.
 fn matrices(place: &mut Place, plan: &Plan, class: Class, common: &Common) -> (Vec<Mat>, [Ptr; 3]) {
     let of =
-        |shape: &memory::Shape| Mat { planes: [0; 7], width: shape.width as i32, ld: shape.width as i32 };
+        |shape: &memory::Shape| Mat { width: shape.width as i32, ld: shape.width as i32, ..Mat::default() };
     let mut mats: Vec<Mat> = plan.shapes.iter().map(of).collect();
     let wants = |plane: Plane, jets: bool| match plane {
         Plane::Value | Plane::Dl => true,
@@ -189,7 +190,7 @@ fn matrices(place: &mut Place, plan: &Plan, class: Class, common: &Common) -> (V
             let rows = if shape.rows == Rows::Atom { class.atoms } else { class.pairs };
             for &plane in planes {
                 if wants(plane, shape.jets) && is_sum(plane, shape.rows) == sums {
-                    mat.planes[plane as usize] = place.take(rows * shape.width * common.real);
+                    *mat.planes_mut()[plane as usize] = place.take(rows * shape.width * common.real);
                 }
             }
         }
@@ -231,7 +232,7 @@ fn batch(place: &mut Place, plan: &Plan, c: Class, common: &Common, mats: &[Mat]
         stress: take(9 * all, 8),
         dl_stress: take(9 * all, 8),
         sums: take(layout::VALUES * all, 8),
-        input: mats[plan.input.0].planes[Plane::Value as usize],
+        input: mats[plan.input.0].value,
         n_outputs: plan.outputs.len() as i32,
         n_types: plan.shapes[plan.input.0].width as i32,
         n_basis: radial as i32,
@@ -240,7 +241,7 @@ fn batch(place: &mut Place, plan: &Plan, c: Class, common: &Common, mats: &[Mat]
         forces: i32::from(common.forces),
         ..Batch::default()
     };
-    let dot = mats[plan.input.0].planes[Plane::Dot as usize];
+    let dot = mats[plan.input.0].dot;
     // Where there are no changes, the zeros of the input's go where nobody reads them.
     batch.input_dot = if dot == 0 { take(atoms * plan.shapes[plan.input.0].width, real) } else { dot };
     for (k, size) in plan.sizes.iter().enumerate() {
@@ -249,10 +250,8 @@ fn batch(place: &mut Place, plan: &Plan, c: Class, common: &Common, mats: &[Mat]
         batch.direction_de[k] = take(size * pairs, real);
     }
     for (k, output) in plan.outputs.iter().enumerate() {
-        let planes = mats[output.0].planes;
-        batch.out_value[k] = planes[Plane::Value as usize];
-        batch.out_de[k] = planes[Plane::De as usize];
-        batch.out_dl[k] = planes[Plane::Dl as usize];
+        let mat = &mats[output.0];
+        (batch.out_value[k], batch.out_de[k], batch.out_dl[k]) = (mat.value, mat.de, mat.dl);
     }
     batch
 }
@@ -295,7 +294,7 @@ impl Builder<'_> {
     fn view(&self, view: View) -> Mat {
         let mut mat = self.mats[view.buf.0];
         let skip = (view.col * self.common.real) as u64;
-        mat.planes.iter_mut().filter(|plane| **plane != 0).for_each(|plane| *plane += skip);
+        mat.planes_mut().into_iter().filter(|plane| **plane != 0).for_each(|plane| *plane += skip);
         mat.width = view.width as i32;
         mat
     }
@@ -310,20 +309,21 @@ impl Builder<'_> {
     }
 
     /// A kernel with one thread for each of `n` numbers of every row.
-    fn elements(&mut self, pass: usize, name: &'static str, op: layout::Op, rows: Rows, n: i32) {
+    fn elements(&mut self, pass: usize, kernel: OnBatch, op: layout::Op, rows: Rows, n: i32) {
         let (_, most) = self.count(rows);
         let grid = (most * n as usize).div_ceil(256).min(BLOCKS * self.common.multiprocessors);
         let op = layout::Op { forces: i32::from(self.common.forces), ..op };
-        let call = Call { name, op, grid, block: 256, shared: 0, reads: Reads::BatchAndOp, rows: None };
+        let call = Call { op, launch: Launch::new(grid, 256), reads: Reads::BatchAndOp(kernel), rows: None };
         self.shape.passes[pass].push(call);
     }
 
     /// The same for a kernel that looks at no rows but its own, tile by tile.
-    fn rows(&mut self, pass: usize, name: &'static str, op: layout::Op, rows: Rows, kind: i32) {
+    fn rows(&mut self, pass: usize, kernel: OnBatch, op: layout::Op, rows: Rows, kind: i32) {
         let (_, most) = self.count(rows);
         let op = layout::Op { forces: i32::from(self.common.forces), kind, ..op };
         let grid = most.div_ceil(tile(self.common.real).0).min(BLOCKS * self.common.multiprocessors);
-        let call = Call { name, op, grid, block: 256, shared: 0, reads: Reads::BatchAndOp, rows: Some(rows) };
+        let (launch, reads) = (Launch::new(grid, 256), Reads::BatchAndOp(kernel));
+        let call = Call { op, launch, reads, rows: Some(rows) };
         self.shape.passes[pass].push(call);
     }
 
@@ -337,13 +337,14 @@ impl Builder<'_> {
                     joined.extend_from_slice(group);
                     continue;
                 };
-                let name = ["chain_forward", "chain_reverse", "chain_tangent", "chain_adjoint"][pass];
-                let reads = Reads::Chain(self.shape.ops.len(), group.len());
+                let kernel = [CHAIN_FORWARD, CHAIN_REVERSE, CHAIN_TANGENT, CHAIN_ADJOINT][pass];
+                let reads = Reads::Chain(kernel, self.shape.ops.len(), group.len());
                 self.shape.ops.extend(group.iter().map(|call| call.op));
                 // Layers cut their gradients into as many pieces as there are blocks.
-                let grid = group.iter().map(|call| call.grid).min().unwrap_or(1);
-                let shared = group.iter().map(|call| call.shared).max().unwrap_or(0);
-                joined.push(Call { name, grid, block: THREADS, shared, reads, ..*first });
+                let grid = group.iter().map(|call| call.launch.blocks).min().unwrap_or(1);
+                let shared = group.iter().map(|call| call.launch.shared).max().unwrap_or(0);
+                let launch = Launch::new(grid, THREADS).shared(shared);
+                joined.push(Call { launch, reads, ..*first });
             }
             self.shape.passes[pass] = joined;
         }
@@ -354,75 +355,69 @@ impl Builder<'_> {
         if !self.common.forces && (pass == REVERSE || pass == TANGENT) {
             return;
         }
-        let of = |names: [&'static str; 4]| names[pass];
+        let of = |kernels: [OnBatch; 4]| kernels[pass];
+        let back = |reverse: OnBatch, adjoint: OnBatch| if pass == REVERSE { reverse } else { adjoint };
         let none = layout::Op::default();
         match *op {
             Op::Dense { x, y, layer, parts, constant } => self.dense(pass, x, y, &layer, parts, constant),
             Op::PairInput { u, v, y, z, act, .. } => {
                 let [u, v, y, x] = [u, v, y, z].map(|buf| self.whole(buf));
                 let op = layout::Op { x, y, u, v, act: layout::act_number(act), ..none };
-                let name = of(["input_forward", "input_reverse", "input_tangent", "input_adjoint"]);
-                self.rows(pass, name, op, Rows::Pair, INPUT);
+                let kernel = of([INPUT_FORWARD, INPUT_REVERSE, INPUT_TANGENT, INPUT_ADJOINT]);
+                self.rows(pass, kernel, op, Rows::Pair, INPUT);
                 if pass == REVERSE || pass == ADJOINT {
-                    let name = of(["", "spread_reverse", "", "spread_adjoint"]);
-                    self.elements(pass, name, op, Rows::Atom, y.width);
+                    let kernel = back(SPREAD_REVERSE, SPREAD_ADJOINT);
+                    self.elements(pass, kernel, op, Rows::Atom, y.width);
                 }
             }
             Op::Contract { w, y, n_basis } => {
                 let (x, y) = (self.whole(w), self.whole(y));
                 let op = layout::Op { x, y, n_basis: n_basis as i32, ..none };
-                let name =
-                    of(["contract_forward", "contract_reverse", "contract_tangent", "contract_adjoint"]);
-                self.rows(pass, name, op, Rows::Pair, CONTRACT);
+                let kernel = of([CONTRACT_FORWARD, CONTRACT_REVERSE, CONTRACT_TANGENT, CONTRACT_ADJOINT]);
+                self.rows(pass, kernel, op, Rows::Pair, CONTRACT);
             }
             Op::Radial { .. } | Op::Kinds { .. } => unreachable!("a plain plan joins no operations"),
             Op::Sum { x, y } => {
                 let op = layout::Op { x: self.whole(x), y: self.whole(y), ..none };
-                let name = of(["sum_forward", "sum_reverse", "sum_tangent", "sum_adjoint"]);
+                let kernel = of([SUM_FORWARD, SUM_REVERSE, SUM_TANGENT, SUM_ADJOINT]);
                 match pass {
-                    REVERSE | ADJOINT => self.rows(pass, name, op, Rows::Pair, SUM),
-                    _ => self.elements(pass, name, op, Rows::Atom, op.y.width),
+                    REVERSE | ADJOINT => self.rows(pass, kernel, op, Rows::Pair, SUM),
+                    _ => self.elements(pass, kernel, op, Rows::Atom, op.y.width),
                 }
             }
             Op::Add { a, b, y } => {
                 let op = layout::Op { u: self.view(a), v: self.view(b), y: self.view(y), ..none };
-                let name = of(["add_forward", "add_reverse", "add_tangent", "add_adjoint"]);
-                self.rows(pass, name, op, Rows::Atom, ADD);
+                let kernel = of([ADD_FORWARD, ADD_REVERSE, ADD_TANGENT, ADD_ADJOINT]);
+                self.rows(pass, kernel, op, Rows::Atom, ADD);
             }
             Op::Dot { a, b, y, size } => {
                 let (u, v) = (self.whole(a), self.whole(b));
                 let op = layout::Op { u, v, y: self.view(y), size: size as i32, ..none };
-                let name = of(["dot_forward", "dot_reverse", "dot_tangent", "dot_adjoint"]);
-                let back = pass == REVERSE || pass == ADJOINT;
-                self.elements(pass, name, op, Rows::Atom, if back { u.width } else { op.y.width });
+                let kernel = of([DOT_FORWARD, DOT_REVERSE, DOT_TANGENT, DOT_ADJOINT]);
+                let is_back = pass == REVERSE || pass == ADJOINT;
+                self.elements(pass, kernel, op, Rows::Atom, if is_back { u.width } else { op.y.width });
             }
             Op::Scale { q, u, y, size } => {
                 let (q, y) = (self.whole(q), self.whole(y));
                 let op = layout::Op { u: q, v: self.view(u), y, size: size as i32, ..none };
-                let name = of(["scale_forward", "scale_reverse", "scale_tangent", "scale_adjoint"]);
-                self.elements(pass, name, op, Rows::Atom, y.width);
+                let kernel = of([SCALE_FORWARD, SCALE_REVERSE, SCALE_TANGENT, SCALE_ADJOINT]);
+                self.elements(pass, kernel, op, Rows::Atom, y.width);
             }
             Op::Turn { p, a, direction, s, y } => {
                 let mat = |buf: Option<Buf>| buf.map(|buf| self.whole(buf)).unwrap_or_default();
                 let (u, v, size) = (mat(a), mat(p), self.plan.sizes[direction] as i32);
                 let direction = direction as i32;
                 let op = layout::Op { x: self.view(s), y: self.whole(y), u, v, size, direction, ..none };
-                let name = of(["turn_forward", "turn_reverse", "turn_tangent", "turn_adjoint"]);
+                let kernel = of([TURN_FORWARD, TURN_REVERSE, TURN_TANGENT, TURN_ADJOINT]);
                 if pass == FORWARD || pass == TANGENT {
-                    return self.elements(pass, name, op, Rows::Atom, op.y.width);
+                    return self.elements(pass, kernel, op, Rows::Atom, op.y.width);
                 }
-                self.elements(pass, name, op, Rows::Pair, op.x.width);
+                self.elements(pass, kernel, op, Rows::Pair, op.x.width);
                 if a.is_some() {
-                    self.elements(
-                        pass,
-                        of(["", "first_reverse", "", "first_adjoint"]),
-                        op,
-                        Rows::Atom,
-                        op.y.width,
-                    );
+                    self.elements(pass, back(FIRST_REVERSE, FIRST_ADJOINT), op, Rows::Atom, op.y.width);
                 }
                 if pass == REVERSE {
-                    self.elements(pass, "turn_directions", op, Rows::Pair, size);
+                    self.elements(pass, TURN_DIRECTIONS, op, Rows::Pair, size);
                 }
             }
             Op::SpreadTurn { p, s, y, size } if pass == REVERSE || pass == ADJOINT => {
@@ -433,13 +428,7 @@ impl Builder<'_> {
                     size: size as i32,
                     ..none
                 };
-                self.elements(
-                    pass,
-                    of(["", "second_reverse", "", "second_adjoint"]),
-                    op,
-                    Rows::Atom,
-                    op.y.width,
-                );
+                self.elements(pass, back(SECOND_REVERSE, SECOND_ADJOINT), op, Rows::Atom, op.y.width);
             }
             // The pairs' own operation serves both of their atoms.
             Op::SpreadInput { .. } | Op::SpreadTurn { .. } => {}
@@ -495,10 +484,11 @@ impl Builder<'_> {
             self.sources(layer, op.pieces, stride, tiles * slices);
             (grid, shared) = (tiles * chunks, adjoint_shared(layer, real, self.common.forces));
         }
-        let name = ["dense_forward", "dense_reverse", "dense_tangent", "dense_adjoint"][pass];
+        let kernel = [DENSE_FORWARD, DENSE_REVERSE, DENSE_TANGENT, DENSE_ADJOINT][pass];
         // Rows of tensors, and gradients that several blocks share, are cut otherwise than those of other operations.
         let own = (parts == 1 && op.chunks <= 1).then_some(rows);
-        let call = Call { name, op, grid, block: THREADS, shared, reads: Reads::Op, rows: own };
+        let launch = Launch::new(grid, THREADS).shared(shared);
+        let call = Call { op, launch, reads: Reads::Op(kernel), rows: own };
         self.shape.passes[pass].push(call);
     }
 
@@ -527,9 +517,6 @@ impl Builder<'_> {
 pub fn turn_bytes(structures: usize, atoms: usize) -> usize {
     TURN_HEADER + structures * size_of::<layout::Entry>() + (3 * atoms).div_ceil(32) * 4
 }
-
-/// Bytes of the status.
-pub const STATUS_BYTES: usize = size_of::<Status>();
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,7 @@
 //! Structures that stay on the device: they are brought once and named by where they lie.
 
 use super::layout::Ptr;
-use crate::engine::cuda::Device;
-use crate::engine::cuda::device::Buffer;
+use crate::gpu::{Buffer, Device};
 use crate::{Result, bail};
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ const PIECE: usize = 64 << 20;
 /// are still read.
 pub struct Store {
     device: Arc<Device>,
-    pieces: Vec<Buffer>,
+    pieces: Vec<Buffer<u8>>,
     /// The piece that is being filled, and how far.
     piece: usize,
     filled: usize,
@@ -49,7 +48,7 @@ impl Store {
         while let Some(piece) = self.pieces.get(self.piece) {
             if self.filled + bytes <= piece.bytes() {
                 piece.write(self.filled, blob)?;
-                let at = piece.ptr() + self.filled as u64;
+                let at = piece.address() + self.filled as u64;
                 self.filled += bytes;
                 return Ok(Some(at));
             }

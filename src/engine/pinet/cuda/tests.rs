@@ -1,16 +1,16 @@
 //! The CUDA engine against the reference; skipped by name where there is no GPU.
 
 use super::*;
-use crate::engine::cuda::{Cuda, Numbers};
 use crate::engine::pinet::reference::PinetReference;
 use crate::engine::pinet::reference::tests::{deviation, frame, networks, params, seeds};
+use crate::gpu::{Cuda, Numbers};
 
 fn device(numbers: Numbers) -> Option<Arc<Device>> {
     let env = |name: &str| std::env::var(name).ok();
     match Cuda::find(&env) {
         Ok(cuda) => Some(program::open(&cuda, 0, numbers, &env).unwrap()),
         Err(e) => {
-            println!("{}: skipped, {}", std::thread::current().name().unwrap_or("a test"), e.message());
+            crate::skip::skip(e.message());
             None
         }
     }

@@ -1,12 +1,8 @@
 // What all kernels of PiNet share. One program is made of all files of this folder, in the order of program.rs, for one
-// number type: REAL is float or double. Kernels read how many structures, atoms and pairs a batch has from the turn,
+// number type: `real` is float or double. Kernels read how many structures, atoms and pairs a batch has from the turn,
 // so that one recorded step serves all batches of a size class.
 //
-// The structures below stand in the same order in layout.rs; their sizes are compared when this is compiled.
-
-typedef REAL real;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+// Structures that the host shares are declared in layout.rs.
 
 #define FULL_WARP 0xffffffffu
 // Threads of the kernels that work tile by tile.
@@ -16,7 +12,6 @@ typedef unsigned long long u64;
 #define LD (ROWS + 4)
 // Numbers of a vector of 16 bytes.
 #define VEC (16 / (int)sizeof(real))
-#define MOST_OUTPUTS 16
 // Kinds of errors: E, E_PER_ATOM, F, S, Q, D, D_PER_ATOM; each has a sum of absolutes, of squares, and a loss.
 #define KINDS 7
 
@@ -24,83 +19,8 @@ typedef unsigned long long u64;
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 #endif
 
-// Where a structure of the batch lies on the device and in the batch.
-struct Entry {
-    const unsigned char* at;
-    u32 first_atom, first_pair, n_atoms, n_pairs;
-};
-
-// What changes from step to step.
-struct Turn {
-    double rate, epsilon, gain1, gain2;  // of Adam: corrected rate; 1 - beta
-    double divisor[4];                   // of the means: energy, force, stress, dipole
-    double count, stop;                  // ranks whose gradients are added up; 1: this rank wishes to stop
-    u32 n_structures, n_atoms, n_pairs, step;
-    u32 dropped, chosen;                 // terms that this step leaves out; where the chosen forces are told, 0: all count
-    Entry entries[1];                    // [n_structures], then a bit for each force component
-};
-
-// What the host reads back now and then.
-struct Status {
-    double norm;      // of the last mean gradient before it was cut down
-    double stop;      // ranks that wished to stop at the last step
-    u32 bad_step;     // 1 + the first step whose loss was not finite, 0: none
-    u32 unused;
-};
-
 // Terms that a step can leave out: Turn::dropped.
 enum { DROP_ENERGY = 1, DROP_FORCE = 2, DROP_STRESS = 4, DROP_REGULARISER = 8 };
-
-// The planes of a matrix from some column on; null where absent.
-struct Mat {
-    real *value, *dot, *de, *dl, *slope, *curve, *bend;
-    int width, ld;
-};
-
-// One operation of the plan.
-struct Op {
-    Mat x, y, u, v;
-    const real *w, *wt, *b;   // [n_in, n_out], its transpose, [n_out]; b may be null
-    real* pieces;             // [n_pieces, (n_in + bias) n_out] gradients
-    const u32* count;         // rows: atoms or pairs of the batch
-    int n_in, n_out, act, parts;
-    int constant, overwrite, forces, n_basis;
-    int tiles, slices, chunks, size;
-    int direction, kind;      // kind: of an operation in a chain
-};
-
-// A batch on the device.
-struct Batch {
-    const Turn* turn;
-    Status* status;
-    u32 *i, *j, *by_j;          // [n_pairs]
-    u32 *start, *start_j;       // [n_atoms + 1]
-    u32* structure;             // [n_atoms]
-    double* d;                  // [n_pairs, 3]
-    real *e, *slope, *e_dot, *de_e;      // [n_pairs, n_basis]
-    real *direction[2], *direction_dot[2], *direction_de[2];  // [n_pairs, 3], [n_pairs, 5]
-    double* de_d;               // [n_pairs, 3]
-    double *atomic, *share;     // [n_atoms]
-    double *energy, *dl_energy; // [n_structures]
-    double* dl_atomic;          // [n_atoms]
-    double *force, *dl_force;   // [n_atoms, 3]
-    double *stress, *dl_stress; // [n_structures, 9]
-    double* sums;               // [n_structures, KINDS, 3]
-    double* values;             // [1 + 3 KINDS] loss, then sums of each kind
-    real *input, *input_dot;    // [n_atoms, n_types]
-    real* out_value[MOST_OUTPUTS];
-    real* out_de[MOST_OUTPUTS];
-    real* out_dl[MOST_OUTPUTS];
-    int n_outputs, n_types, n_basis, n_sizes;
-    int pool, forces, model, counted;    // model 0: none, 1: potential, 2: dipole; counted: bits of the kinds
-    double s_weight, unused;
-};
-
-static_assert(sizeof(Entry) == ENTRY_BYTES, "Entry differs from layout.rs");
-static_assert(sizeof(Turn) == TURN_BYTES, "Turn differs from layout.rs");
-static_assert(sizeof(Status) == STATUS_BYTES, "Status differs from layout.rs");
-static_assert(sizeof(Op) == OP_BYTES, "Op differs from layout.rs");
-static_assert(sizeof(Batch) == BATCH_BYTES, "Batch differs from layout.rs");
 
 // A structure as it lies on the device: doubles, then reals, then whole numbers; layout.rs writes the same.
 #define HEAD 16

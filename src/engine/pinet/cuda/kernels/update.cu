@@ -1,13 +1,5 @@
 // From pieces of gradients to the next parameters: optim/keras_adam.rs.
 
-// Where the gradient of a parameter comes from.
-struct Source {
-    const real* at;    // its first piece; null: no layer uses it
-    u32 stride, count; // from piece to piece, and how many
-};
-
-static_assert(sizeof(Source) == SOURCE_BYTES, "Source differs from layout.rs");
-
 enum { CLIP_NONE, CLIP_VARIABLE, CLIP_GLOBAL, CLIP_VALUE };
 
 // The gradient of this batch: 32 parameters a block, the pieces of each shared by 8 threads. One more number, the wish to
@@ -74,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(256) adam(double* params, double* f
         if (norm > most) g *= most / norm;
     }
     double m = first_moment[k], v = second_moment[k];
-    m += (g - m) * turn->gain1;
-    v += (g * g - v) * turn->gain2;
+    m += (g - m) * turn->gain[0];
+    v += (g * g - v) * turn->gain[1];
     first_moment[k] = m;
     second_moment[k] = v;
     params[k] -= turn->rate * m / (sqrt(v) + turn->epsilon);

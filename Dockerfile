@@ -1,0 +1,17 @@
+# dp and pinn in an image with Open MPI. For GPUs run it with the NVIDIA container runtime: driver, CUDA and NCCL are found at run time.
+#
+#   docker build -t phalanx .
+#   docker run --rm -v "$PWD:/work" phalanx train input.json
+#   docker run --rm --gpus all -v "$PWD:/work" phalanx train input.json
+
+FROM rust:1-bookworm AS build
+COPY . /src
+WORKDIR /src
+RUN cargo build --release --locked -p phalanx -p phalanx-capi
+
+FROM debian:bookworm-slim
+RUN apt-get update && apt-get install -y --no-install-recommends openmpi-bin openssh-client && rm -rf /var/lib/apt/lists/*
+COPY --from=build /src/target/release/dp /src/target/release/pinn /src/target/release/phalanx /usr/local/bin/
+COPY --from=build /src/target/release/libdeepmd_c.so /usr/local/lib/
+WORKDIR /work
+ENTRYPOINT ["dp"]

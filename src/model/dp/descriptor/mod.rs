@@ -1,0 +1,315 @@
+//! Descriptors: what the surroundings of an atom are turned into.
+//!
+//! A descriptor is a file of this folder, with an [`Entry`], and a line of the list below. What all of them have, the keys
+//! that several share, and how they are read is in this file.
+
+use super::keys::{self, ACTIVATION, SIZE, WIDTH, activation, neuron, precision};
+use super::options::Precision;
+use crate::config::Section;
+use crate::config::check::count;
+use crate::config::table::{Key, Kind, Pattern, Table, Variant, Variants};
+use crate::err;
+use crate::error::Result;
+use crate::model::activation::Activation;
+pub use form::Form;
+use serde_json::Value;
+
+mod form;
+
+/// Declares the descriptors: the module of each, its own options, and its entry.
+macro_rules! descriptors {
+    ($($name:ident in $module:ident),* $(,)?) => {
+        $(mod $module;
+        pub use $module::$name;
+
+        impl $name {
+            /// The options of this descriptor, which these are known to be of.
+            #[allow(dead_code, reason = "some have none")]
+            fn of(options: &DescriptorOptions) -> &$name {
+                match &options.kind {
+                    DescriptorKind::$name(own) => own,
+                    #[allow(unreachable_patterns)]
+                    _ => unreachable!("an entry is asked about its own descriptor"),
+                }
+            }
+        })*
+
+        /// A descriptor with the options that are its own.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum DescriptorKind {
+            $($name($name),)*
+        }
+
+        impl DescriptorKind {
+            /// What is known of this descriptor.
+            pub fn entry(&self) -> &'static Entry {
+                match self {
+                    $(DescriptorKind::$name(_) => &$module::ENTRY,)*
+                }
+            }
+        }
+
+        /// Every descriptor that there is.
+        pub const DESCRIPTORS: &[&Entry] = &[$(&$module::ENTRY),*];
+
+        /// How they stand in an input, with those that only DeePMD-kit has.
+        const VARIANTS: &[Variant] = &[
+            $($module::ENTRY.variant,)*
+            Variant::not_yet("se_e3").aliases(&["se_at", "se_a_3be", "se_t"]),
+            Variant::not_yet("se_e3_tebd"),
+            Variant::not_yet("se_atten").aliases(&["dpa1"]),
+            Variant::not_yet("se_atten_v2"),
+            Variant::not_yet("dpa2"),
+            Variant::not_yet("dpa3"),
+            Variant::not_yet("dpa4").aliases(&["DPA4", "SeZM", "sezm"]),
+            Variant::not_yet("dpa4c").aliases(&["DPA4C"]),
+            Variant::not_yet("hybrid"),
+            Variant::not_yet("loc_frame"),
+            Variant::not_yet("se_a_tpe").aliases(&["se_a_ebd"]),
+            Variant::not_yet("se_a_ebd_v2").aliases(&["se_a_tpe_v2"]),
+            Variant::not_yet("se_a_mask"),
+        ];
+    };
+}
+
+descriptors! {
+    SeE2A in se_e2_a,
+    SeE2R in se_e2_r,
+}
+
+/// What is known of a descriptor without its options.
+pub struct Entry {
+    /// Its name and its keys in an input.
+    pub variant: Variant,
+    /// The options that are its own, from a checked section and what all descriptors have.
+    pub resolve: fn(&Section, &Shared) -> Result<DescriptorKind>,
+    /// What engines compute of it.
+    pub form: fn(&DescriptorOptions) -> Form,
+    /// What DeePMD-kit calls its networks: the front of the names of their parameters.
+    pub networks: &'static str,
+    /// What DeePMD-kit calls its statistics.
+    pub statistics: &'static str,
+    /// Nets differ by the type of the neighbour only, whatever `type_one_side` says.
+    pub always_one_side: bool,
+    /// The keys of a model file that are its own.
+    pub write: fn(&DescriptorOptions) -> Vec<(&'static str, Value)>,
+    /// The same, read: `get` gives the value of a key. The shapes of the nets are known already.
+    pub read: fn(Get, &Shared) -> Result<DescriptorKind>,
+}
+
+/// Gives the value of a key of a model file.
+pub type Get<'a> = &'a dyn Fn(&str) -> Result<Value>;
+
+/// What is known of a descriptor before the options that are its own.
+pub struct Shared<'a> {
+    pub neuron: &'a [usize],
+}
+
+/// The keys of the `descriptor` section.
+pub static DESCRIPTOR: Table =
+    Table { keys: &[], variants: Some(Variants { what: "descriptor", default: "", list: VARIANTS }) };
+
+/// The `descriptor` section.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DescriptorOptions {
+    /// Which one, with the options that are its own.
+    pub kind: DescriptorKind,
+    pub sel: Sel,
+    pub rcut: f64,
+    pub rcut_smth: f64,
+    pub neuron: Vec<usize>,
+    pub activation: Activation,
+    pub resnet_dt: bool,
+    pub type_one_side: bool,
+    pub precision: Precision,
+    pub trainable: bool,
+    pub seed: Option<u64>,
+    /// Pairs of type indices that do not see each other.
+    pub exclude_types: Vec<(usize, usize)>,
+    pub set_davg_zero: bool,
+    pub env_protection: f64,
+    pub embedding: Embedding,
+}
+
+/// How the embedding net is evaluated (ours).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Embedding {
+    /// By its Chebyshev expansion, equal to the net up to rounding.
+    Chebyshev,
+    /// Layer by layer for every neighbour.
+    Direct,
+}
+
+/// The number of neighbour slots for each type.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Sel {
+    Fixed(Vec<usize>),
+    /// The largest number found in the data times this ratio, rounded up to a multiple of 4.
+    Auto(f64),
+}
+
+// ---- Keys that descriptors share.
+
+pub const SEL: Key = Key::new(
+    "sel",
+    Kind::OneOf(&[
+        Kind::List(&SIZE),
+        Kind::Pattern(Pattern {
+            wanted: "\"auto\" or \"auto:RATIO\"",
+            check: |text| parse_auto_sel(text).map(|_| ()),
+        }),
+    ]),
+)
+.default("\"auto\"")
+.doc(
+    "Neighbours of each type that an atom can have, nearest first; more are left out. With auto, the largest \
+         number in the data times the ratio (1.1), rounded up to a multiple of 4.",
+);
+pub const RCUT: Key = Key::new("rcut", Kind::POSITIVE)
+    .default("6.0")
+    .unit("A")
+    .doc("Neighbours beyond this distance are not seen.");
+pub const RCUT_SMTH: Key = Key::new("rcut_smth", Kind::NOT_NEGATIVE)
+    .default("0.5")
+    .unit("A")
+    .doc("From here on the weight 1/r of a neighbour is switched off, smoothly, until it vanishes at rcut.");
+pub const NEURON: Key = Key::new("neuron", Kind::List(&WIDTH)).default("[10,20,40]").doc(
+    "Widths of the layers of the embedding net. A layer of the same or twice the width gets a shortcut.",
+);
+pub const ACTIVATION_FUNCTION: Key =
+    Key::new("activation_function", ACTIVATION).default("\"tanh\"").doc("Activation of the embedding net.");
+pub const RESNET_DT: Key = Key::new("resnet_dt", Kind::Bool)
+    .default("false")
+    .doc("Whether layers scale their output by a trained vector.");
+pub const TYPE_ONE_SIDE: Key = Key::new("type_one_side", Kind::Bool)
+    .default("false")
+    .doc("Whether embedding nets differ by the type of the neighbour only, not by that of the centre too.");
+pub const PRECISION: Key = Key::new("precision", keys::PRECISION)
+    .default("\"default\"")
+    .doc("Number type of the network; default is float64.");
+pub const TRAINABLE: Key =
+    Key::new("trainable", Kind::Bool).default("true").doc("Whether the embedding nets are trained.");
+pub const SEED: Key = Key::new("seed", Kind::SEED)
+    .optional()
+    .doc("Seed of the initial parameters; absent: taken from training.seed.");
+pub const EXCLUDE_TYPES: Key = Key::new("exclude_types", Kind::List(&Kind::List(&Kind::COUNT)))
+    .default("[]")
+    .doc("Pairs of type indices that do not see each other, such as [[0, 1]].");
+pub const ENV_PROTECTION: Key = Key::new("env_protection", Kind::NUMBER)
+    .default("0.0")
+    .unit("A")
+    .doc("Added to distances where they are divided by.");
+pub const SET_DAVG_ZERO: Key = Key::new("set_davg_zero", Kind::Bool)
+    .default("false")
+    .doc("Whether the mean of the environment is taken as zero instead of measured.");
+pub const EMBEDDING: Key =
+    Key::new("embedding", Kind::choice(&["chebyshev", "direct"])).default("\"chebyshev\"").doc(
+        "Phalanx only. How the embedding net is evaluated: by its Chebyshev expansion, which equals it up to \
+         rounding and is much faster, or layer by layer for every neighbour.",
+    );
+
+/// `"auto"` or `"auto:1.2"` as a ratio.
+fn parse_auto_sel(text: &str) -> Result<f64> {
+    let wanted = || err!("found \"{text}\", wanted a list of integers, \"auto\" or \"auto:RATIO\"");
+    let ratio = match text.split_once(':') {
+        None if text == "auto" => return Ok(1.1),
+        Some(("auto", ratio)) => ratio.trim().parse::<f64>().map_err(|_| wanted())?,
+        _ => return Err(wanted()),
+    };
+    if !(ratio.is_finite() && ratio >= 1.0) {
+        return Err(err!("the ratio {ratio} of \"{text}\" is not at least 1")
+            .help("neighbours would be left out: the ratio multiplies the largest number in the data"));
+    }
+    Ok(ratio)
+}
+
+impl DescriptorOptions {
+    /// Resolves the checked `descriptor` section.
+    pub fn resolve(section: &Section, type_map: &[String]) -> Result<DescriptorOptions> {
+        let (rcut, rcut_smth) = (section.float("rcut"), section.float("rcut_smth"));
+        if rcut_smth >= rcut {
+            return Err(section
+                .error("rcut_smth", err!("{rcut_smth} A is not below rcut = {rcut} A"))
+                .help("the switch starts at rcut_smth and reaches zero at rcut"));
+        }
+        let neuron = neuron(section)?;
+        let entry = entry_called(section.text("type")).expect("the section was checked");
+        Ok(DescriptorOptions {
+            kind: (entry.resolve)(section, &Shared { neuron: &neuron })?,
+            sel: Self::resolve_sel(section, type_map)?,
+            rcut,
+            rcut_smth,
+            neuron,
+            activation: activation(section)?,
+            resnet_dt: section.bool("resnet_dt"),
+            type_one_side: entry.always_one_side || section.bool("type_one_side"),
+            precision: precision(section),
+            trainable: section.bool("trainable"),
+            seed: section.optional_int("seed"),
+            exclude_types: Self::resolve_exclude_types(section, type_map)?,
+            set_davg_zero: section.bool("set_davg_zero"),
+            env_protection: section.float("env_protection"),
+            embedding: match section.text("embedding") {
+                "direct" => Embedding::Direct,
+                _ => Embedding::Chebyshev,
+            },
+        })
+    }
+
+    fn resolve_sel(section: &Section, type_map: &[String]) -> Result<Sel> {
+        if let Some(text) = section.optional_text("sel") {
+            return parse_auto_sel(text).map(Sel::Auto).map_err(|e| section.error("sel", e));
+        }
+        let sel: Vec<usize> = section.ints("sel");
+        if sel.len() != type_map.len() {
+            let error =
+                err!("{} for the {} of type_map", count(sel.len(), "number"), count(type_map.len(), "type"));
+            return Err(section
+                .error("sel", error)
+                .help(format!("one number for each of {}, or \"auto\"", type_map.join(", "))));
+        }
+        if sel.iter().all(|n| *n == 0) {
+            return Err(section.error("sel", err!("all numbers are zero, so that no atom has a neighbour")));
+        }
+        Ok(Sel::Fixed(sel))
+    }
+
+    fn resolve_exclude_types(section: &Section, type_map: &[String]) -> Result<Vec<(usize, usize)>> {
+        let n = type_map.len() as u64;
+        let mut pairs = Vec::new();
+        for (i, item) in section.list("exclude_types").iter().enumerate() {
+            let key = format!("exclude_types[{i}]");
+            let types: Vec<u64> = item.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+            let [a, b] = types[..] else {
+                return Err(
+                    section.error(&key, err!("found {}, wanted a pair of two", count(types.len(), "type")))
+                );
+            };
+            if let Some(outside) = [a, b].into_iter().find(|t| *t >= n) {
+                return Err(section
+                    .error(&key, err!("there is no type {outside}: type_map has the types 0 to {}", n - 1)));
+            }
+            pairs.push((a as usize, b as usize));
+        }
+        Ok(pairs)
+    }
+}
+
+/// The descriptor of this name.
+pub fn entry_called(name: &str) -> Option<&'static Entry> {
+    DESCRIPTORS.iter().copied().find(|entry| entry.variant.is_called(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_sel_has_a_ratio_of_at_least_one() {
+        assert_eq!(parse_auto_sel("auto").unwrap(), 1.1);
+        assert_eq!(parse_auto_sel("auto:1.5").unwrap(), 1.5);
+        for wrong in ["auto:0.5", "auto:", "automatic", "auto:nan", "46"] {
+            assert!(parse_auto_sel(wrong).is_err(), "{wrong}");
+        }
+    }
+}

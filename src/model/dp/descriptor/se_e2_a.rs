@@ -1,0 +1,62 @@
+//! `se_e2_a`: distances and directions of the neighbours, by an embedding net.
+
+use super::*;
+use crate::bail;
+
+/// The options of `se_e2_a` that no other descriptor has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SeE2A {
+    /// Columns of the embedding that the descriptor is projected on.
+    pub axis_neuron: usize,
+}
+
+pub const ENTRY: Entry = Entry {
+    variant: Variant::of("se_e2_a", KEYS, "Distances and directions of the neighbours, by an embedding net")
+        .aliases(&["se_a"]),
+    resolve,
+    form: |options| Form::Directions { axis: SeE2A::of(options).axis_neuron },
+    networks: "descriptor.sea",
+    statistics: "se_a",
+    always_one_side: false,
+    write: |options| vec![("axis_neuron", SeE2A::of(options).axis_neuron.into())],
+    read,
+};
+
+const KEYS: &[Key] = &[
+    SEL,
+    RCUT,
+    RCUT_SMTH,
+    NEURON,
+    Key::new("axis_neuron", WIDTH)
+        .aliases(&["n_axis_neuron"])
+        .default("4")
+        .doc("Columns of the embedding that the descriptor is projected on."),
+    ACTIVATION_FUNCTION,
+    RESNET_DT,
+    TYPE_ONE_SIDE,
+    PRECISION,
+    TRAINABLE,
+    SEED,
+    EXCLUDE_TYPES,
+    ENV_PROTECTION,
+    SET_DAVG_ZERO,
+    EMBEDDING,
+];
+
+fn resolve(section: &Section, shared: &Shared) -> Result<DescriptorKind> {
+    let axis_neuron: usize = section.int("axis_neuron");
+    let last = shared.neuron[shared.neuron.len() - 1];
+    if axis_neuron > last {
+        let error = err!("{axis_neuron} is more than the last width {last} of neuron");
+        return Err(section.error("axis_neuron", error).help("it selects columns of the last layer"));
+    }
+    Ok(DescriptorKind::SeE2A(SeE2A { axis_neuron }))
+}
+
+fn read(get: Get, shared: &Shared) -> Result<DescriptorKind> {
+    let (found, last) = (get("axis_neuron")?, shared.neuron.last().copied().unwrap_or(0));
+    match found.as_u64() {
+        Some(n) if n > 0 && n <= last as u64 => Ok(DescriptorKind::SeE2A(SeE2A { axis_neuron: n as usize })),
+        _ => bail!("axis_neuron: found {found}, wanted 1 to {last}"),
+    }
+}

@@ -1,0 +1,42 @@
+//! How a pair enters the environment matrix, by its distance.
+//!
+//! With p = env_protection and the switch w(r) = 1 below rcut_smth, x^3(-6x^2+15x-10)+1 with
+//! x = (r - rcut_smth) / (rcut - rcut_smth) up to rcut, 0 beyond: `s = w / (r + p)` and `q = w / (r + p)^2`.
+
+use super::options::DescriptorOptions;
+
+/// s, ds/dr, q, dq/dr at distance r.
+pub fn radial(options: &DescriptorOptions, r: f64) -> [f64; 4] {
+    let (w, w_r) = switch(options, r);
+    let rp = r + options.env_protection;
+    let (s, q) = (w / rp, w / (rp * rp));
+    [s, (w_r - s) / rp, q, w_r / (rp * rp) - 2.0 * q / rp]
+}
+
+fn switch(options: &DescriptorOptions, r: f64) -> (f64, f64) {
+    let (low, high) = (options.rcut_smth, options.rcut);
+    if r <= low {
+        return (1.0, 0.0);
+    }
+    if r >= high {
+        return (0.0, 0.0);
+    }
+    let x = (r - low) / (high - low);
+    let w = x * x * x * (-6.0 * x * x + 15.0 * x - 10.0) + 1.0;
+    let w_x = x * x * (-30.0 * x * x + 60.0 * x - 30.0);
+    (w, w_x / (high - low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::reference::tests::options;
+
+    #[test]
+    fn the_row_reaches_zero_smoothly_at_the_cutoff() {
+        let options = options();
+        let [s, s_r, q, q_r] = radial(&options, options.rcut - 1e-5);
+        assert!(s.abs() < 1e-10 && s_r.abs() < 1e-8 && q.abs() < 1e-10 && q_r.abs() < 1e-8);
+        assert_eq!(radial(&options, options.rcut), [0.0; 4]);
+    }
+}

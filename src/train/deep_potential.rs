@@ -1,0 +1,151 @@
+//! A Deep Potential as the recipe of a step sees it, and its learner on CPU threads.
+
+use super::average::Average;
+use super::cpu::{CpuLearner, QUEUE_DEPTH};
+use super::family::{Family, Frames, Now, Validation};
+use super::setup::Setup;
+use super::step::{Stepper, StepperOptions};
+use super::team::Team;
+use super::validate::DrawnBatches;
+use crate::Result;
+use crate::data::Frame;
+use crate::engine::cpu::pool::Pool as Threadpool;
+use crate::engine::{Engine, Prediction, Seeds, Take};
+use crate::launch::threads::Threads;
+use crate::loss::observation::{self, Observation, Observed};
+use crate::loss::{EnerLoss, LossValue};
+use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
+use serde_json::Value;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A Deep Potential on an [`Engine`].
+pub struct DeepPotential<E: Engine> {
+    pub engine: E,
+    loss: EnerLoss,
+    out: Prediction,
+    seeds: Seeds,
+}
+
+impl<E: Engine> DeepPotential<E> {
+    pub fn new(engine: E, loss: EnerLoss) -> Self {
+        DeepPotential { engine, loss, out: Prediction::default(), seeds: Seeds::default() }
+    }
+}
+
+fn prepared<E: Engine>(batch: &Frames<DeepPotential<E>>) -> Vec<&E::Prepared> {
+    batch.iter().map(|f| &f.prepared).collect()
+}
+
+impl<E: Engine> Family for DeepPotential<E> {
+    type Frame = Frame;
+    type Prepared = E::Prepared;
+    type Value = LossValue;
+
+    fn evaluate(&mut self, params: &[f64], batch: &Frames<Self>, now: &Now) -> LossValue {
+        let frames: Vec<&Frame> = batch.iter().map(|f| &f.frame).collect();
+        self.engine.evaluate(&mut self.out, params, &prepared::<E>(batch)); // E, F, virial
+        self.loss.differentiate(&mut self.seeds, &self.out, &frames, now.rate) // dL/dE, dL/dF, dL/dvirial
+    }
+
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &Frames<Self>, _now: &Now) {
+        self.engine.backward(grad, params, &prepared::<E>(batch), &self.seeds);
+    }
+
+    fn observe(&mut self, batch: &Frames<Self>, observation: &Observation) -> Observed {
+        let frames: Vec<&Frame> = batch.iter().map(|f| &f.frame).collect();
+        observation::observe(&mut self.seeds, &self.out, &frames, observation)
+    }
+
+    fn backward_but_pieces(
+        &mut self,
+        grad: &mut [f64],
+        params: &[f64],
+        batch: &Frames<Self>,
+    ) -> Option<Range<usize>> {
+        self.engine.backward_but_pieces(grad, params, &prepared::<E>(batch), &self.seeds)
+    }
+
+    fn hand_out(&mut self, to: &dyn Take) {
+        self.engine.hand_out(to);
+    }
+
+    fn forget_parameters(&mut self) {
+        self.engine.forget_parameters();
+    }
+
+    fn reconsider(&mut self, params: &[f64]) {
+        self.engine.reconsider(params);
+    }
+
+    fn state(&self) -> Value {
+        self.engine.state()
+    }
+
+    fn pool(&self) -> Threadpool {
+        self.engine.pool()
+    }
+
+    fn is_single(&self) -> bool {
+        self.engine.is_single()
+    }
+}
+
+/// A learner on this rank's CPU threads.
+pub fn learner<E: Engine + 'static>(
+    team: &mut Team,
+    threads: Threads,
+    setup: &Setup,
+    mut engine: E,
+    loss: EnerLoss,
+) -> Result<CpuLearner<DeepPotential<E>>> {
+    let training = &setup.input.training;
+    engine.adapt(&setup.params);
+    let queue = team.agree(start_queue(team, threads, setup, &engine))?;
+    let validation = setup.data.validation.clone().map(|data| {
+        let cache = training.geometry_cache_bytes as usize / 8;
+        let batches = DrawnBatches::new(data, training.seed, training.numb_btch, cache);
+        Box::new(batches) as Box<dyn Validation<DeepPotential<E>>>
+    });
+    let options = StepperOptions {
+        draws: training.gradient_accumulation,
+        reproducible: training.reproducible,
+        max_norm: training.gradient_max_norm,
+        seed: training.seed,
+        num_steps: setup.num_steps,
+    };
+    let resumed = setup.resumed.as_ref().map(|state| &state.optimizer);
+    let (family, table) = (DeepPotential::new(engine, loss), &setup.model.table);
+    let params = setup.params.clone();
+    let stepper = Stepper::new(team, family, table, params, &setup.input.optimizer, resumed, options)?;
+    let average = training.ema.map(|ema| Average::new(ema.decay, &setup.params, resumed)).transpose();
+    Ok(CpuLearner::new(stepper, queue, validation).with_average(team.agree(average)?))
+}
+
+/// The pipeline in front of the model: sampler, loader threads, prepared batches.
+fn start_queue<E: Engine>(
+    team: &Team,
+    threads: Threads,
+    setup: &Setup,
+    engine: &E,
+) -> Result<Queue<E::Prepared>> {
+    let first_draw = setup.resumed.as_ref().map_or(0, |state| state.draws);
+    let pool = Arc::new(Pool::from_dataset(&setup.data.training));
+    let sampler = Sampler::at(pool, setup.input.training.seed, Purpose::Training, first_draw);
+    let options = QueueOptions {
+        threads: threads.loaders,
+        depth: QUEUE_DEPTH,
+        in_bursts: threads.crowded,
+        cache_bytes: setup.input.training.geometry_cache_bytes as usize,
+        rank: team.rank(),
+        size: team.size(),
+    };
+    let data = setup.data.training.clone();
+    let prepare = engine.preparer();
+    Queue::start(
+        sampler,
+        options,
+        move |id| data.systems[id.system].read_frame(id.frame),
+        move |frame| prepare(frame),
+    )
+}

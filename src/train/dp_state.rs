@@ -1,0 +1,105 @@
+//! What a checkpoint of `dp train` says beside its numbers.
+
+use super::state::{About, TrainState, number};
+use crate::infer::checkpoint;
+use crate::model::dp::options::{ModelOptions, Sel};
+use crate::model::dp::spec::DpStatistics;
+use crate::{Result, err};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// A run of `dp train`.
+#[derive(Debug, Clone)]
+pub struct DpRun {
+    /// The input with all defaults and `sel` as numbers.
+    pub input: Value,
+    pub stats: DpStatistics,
+    /// Shortest distance of the training data, A.
+    pub min_distance: f64,
+    /// Length of the learning curve.
+    pub lcurve_bytes: u64,
+    /// What is known from full validations; null without them.
+    pub validation: Value,
+}
+
+/// The state of a run of `dp train`.
+pub type DpState = TrainState<DpRun>;
+
+impl About for DpRun {
+    const KIND: &'static str = checkpoint::KIND;
+
+    fn into_header(self) -> Map<String, Value> {
+        let mut header = Map::from_iter([
+            ("input".to_string(), self.input),
+            ("statistics".to_string(), json!(self.stats)),
+            ("min_distance".to_string(), self.min_distance.into()),
+            ("lcurve_bytes".to_string(), self.lcurve_bytes.into()),
+        ]);
+        if !self.validation.is_null() {
+            header.insert("validation".to_string(), self.validation);
+        }
+        header
+    }
+
+    fn from_header(header: &Value) -> Result<Self> {
+        let (stats, min_distance) = checkpoint::statistics(header)?;
+        Ok(DpRun {
+            input: header["input"].clone(),
+            stats,
+            min_distance,
+            lcurve_bytes: number(header, "lcurve_bytes")?,
+            validation: header["validation"].clone(),
+        })
+    }
+}
+
+impl DpState {
+    /// Loads a checkpoint by its file, prefix or folder.
+    pub fn load(path: &Path) -> Result<Self> {
+        let checkpoint = crate::checkpoint::load(path)?;
+        Self::from_checkpoint(checkpoint).map_err(|e| e.at(path.display()))
+    }
+
+    /// The `model` section that it was trained with.
+    pub fn model_options(&self) -> Result<ModelOptions> {
+        checkpoint::model_options(&self.about.input)
+    }
+}
+
+/// Refuses to go on with another model than the one that was saved.
+pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<()> {
+    let plain = |options: &ModelOptions| {
+        // What does not change the shape or meaning of the parameters may differ.
+        let mut options = options.clone();
+        options.script = Value::Null;
+        options.data_stat_nbatch = 0;
+        options.data_stat_protect = 0.0;
+        options.fitting.seed = None;
+        options.fitting.rcond = None;
+        options.fitting.trainable = Vec::new();
+        let se = &mut options.descriptor;
+        se.seed = None;
+        se.trainable = true;
+        options
+    };
+    let (saved, mut wanted) = (plain(saved), plain(wanted));
+    let (a, b) = (&saved.descriptor, &mut wanted.descriptor);
+    // "auto" was turned into numbers when training began.
+    if matches!(b.sel, Sel::Auto(_)) {
+        b.sel = a.sel.clone();
+    }
+    b.embedding = a.embedding;
+    if saved == wanted {
+        return Ok(());
+    }
+    let (a, b) = (format!("{saved:#?}"), format!("{wanted:#?}"));
+    let differing: Vec<String> = a
+        .lines()
+        .zip(b.lines())
+        .filter(|(x, y)| x != y)
+        .take(4)
+        .map(|(x, y)| format!("{} (saved) / {} (input)", x.trim(), y.trim()))
+        .collect();
+    Err(err!("the model section differs from the one that was saved: {}", differing.join("; "))
+        .help("restart with the input that the run was started with, or train anew"))
+}
