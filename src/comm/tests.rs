@@ -194,6 +194,21 @@ fn a_rank_that_stops_with_an_error_is_named_with_its_reason() {
 }
 
 #[test]
+fn what_the_others_say_after_they_gave_a_late_rank_up_is_not_what_it_came_for() {
+    let short = std::time::Duration::from_millis(100);
+    let options = CommOptions { late_limit: short, warn_after: short, ..CommOptions::default() };
+    let mut group = super::local_group_with(2, &options);
+    let (mut one, mut zero) = (group.pop().unwrap(), group.pop().unwrap());
+    let error = zero.all_gather(b"state").unwrap_err();
+    assert!(error.message().starts_with("rank 1 "), "{error}");
+    for _ in 0..3 {
+        assert_eq!(zero.all_gather(error.message().as_bytes()).unwrap_err().message(), error.message());
+    }
+    assert_eq!(one.all_gather(b"mine").unwrap(), [b"state".as_slice(), b"mine"]);
+    one.barrier().unwrap_err();
+}
+
+#[test]
 fn a_rank_that_leaves_early_is_named() {
     let options = CommOptions { limit: std::time::Duration::from_secs(2), ..CommOptions::default() };
     let mut group = super::local_group_with(2, &options);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::Communicator;
 use super::element::share;
 use super::shm::Mapping;
+use crate::err;
 use crate::error::Result;
 
 /// Slices begin at multiples of this: pages and lines of the cache have one owner, and whatever is computed cell by cell does not
@@ -37,7 +38,8 @@ pub fn gather_slices(ranks: &mut dyn Communicator, x: &mut [f64], slice: Range<u
     for theirs in ranks.all_gather(&mine)? {
         let (words, _) = theirs.as_chunks::<8>();
         let Some((start, numbers)) = words.split_first() else { continue };
-        let out = x[u64::from_le_bytes(*start) as usize..].iter_mut();
+        let out = x.get_mut(u64::from_le_bytes(*start) as usize..);
+        let out = out.ok_or_else(|| err!("a rank gathers something else: the ranks have come apart"))?.iter_mut();
         out.zip(numbers).for_each(|(x, bytes)| *x = f64::from_le_bytes(*bytes));
     }
     Ok(())

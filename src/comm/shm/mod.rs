@@ -142,9 +142,15 @@ impl Shm {
         self.end(4, verdict);
     }
 
-    fn enter(&mut self) {
+    /// Begins a collective. Not after a failure: a rank that was late may yet come to the barrier that this one has given up,
+    /// and read the buffers as they were then.
+    fn enter(&mut self) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
         self.entered += 1;
         self.region.slot(self.rank).entered.store(self.entered, Ordering::Release);
+        Ok(())
     }
 
     /// The parity of the next block.
@@ -155,9 +161,6 @@ impl Shm {
 
     /// Returns when every rank has come here.
     fn meet(&mut self, what: &'static str) -> Result<()> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
         let region = self.region.clone();
         let header = region.header();
         let generation = header.generation.load(Ordering::Acquire);
@@ -219,7 +222,7 @@ impl Shm {
     }
 
     fn all_reduce<T: Element>(&mut self, x: &mut [T]) -> Result<()> {
-        self.enter();
+        self.enter()?;
         for block in x.chunks_mut(BLOCK / size_of::<T>()) {
             let parity = self.next_parity();
             self.give_shares(block, parity);
@@ -295,7 +298,7 @@ impl Shm {
 
     /// The ranks of `sources` give `bytes` to all others, block by block.
     fn spread(&mut self, bytes: &[u8], sources: &[usize], what: &'static str) -> Result<Vec<Vec<u8>>> {
-        self.enter();
+        self.enter()?;
         let mut all = vec![Vec::new(); self.size];
         let mut start = 0;
         loop {
@@ -449,13 +452,13 @@ impl Communicator for Shm {
     fn reduce_scatter(&mut self, x: &mut RankVector) -> Result<()> {
         assert!(x.is_shared(), "a vector that this communicator made");
         x.set_summed(false);
-        self.enter();
+        self.enter()?;
         self.meet("reduce-scatter")
     }
 
     fn all_gather_slices(&mut self, x: &mut CommonVector) -> Result<()> {
         assert!(x.is_shared(), "a vector that this communicator made");
-        self.enter();
+        self.enter()?;
         self.meet("gather")
     }
 
@@ -473,7 +476,7 @@ impl Communicator for Shm {
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.enter();
+        self.enter()?;
         self.meet("barrier")
     }
 
