@@ -20,6 +20,7 @@ use crate::engine::cuda::frame::{
 use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
 use crate::engine::cuda::program;
 use crate::engine::cuda::shape::Shape;
+use crate::error::ErrorKind;
 use crate::gpu::staging::Staging;
 use crate::gpu::{Device, Event, Numbers, Pinned};
 use crate::loss::options::{EnerLossOptions, LossFunction};
@@ -29,7 +30,7 @@ use crate::optim::moments;
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
-use crate::{Result, bail};
+use crate::{Result, bail, err};
 use serde_json::json;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -425,7 +426,9 @@ impl CudaLearner {
 
     fn judge(&self, status: &Status) -> Result<()> {
         if status.bad_step > 0 {
-            bail!("the loss of step {} is not a number: the parameters have diverged", status.bad_step);
+            let step = status.bad_step;
+            return Err(err!("the loss of step {step} is not a number: the parameters have diverged")
+                .of_kind(ErrorKind::Diverged));
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use super::caller::{Caller, Display, Ended};
 use super::cuda::CudaLearner;
 use super::deep_potential;
 use super::dp_state::{DpRun, DpState};
+use super::find_rate;
 use super::full_validation::{ErrorTable, Keeper, Verdict};
 use super::input::{GpuProducts, Input, TrainingOptions};
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
@@ -80,7 +81,8 @@ fn task(options: &RunOptions) -> String {
     let pytorch = flag(options.pytorch_conventions, "--pt");
     let profile = flag(options.profile, "--profile");
     let dashboard = flag(options.dashboard.is_some(), "--dashboard");
-    format!("dp train, {start}{skips}{script}{pytorch}{profile}{dashboard}")
+    let find_rate = flag(options.find_rate, "--find-lr");
+    format!("dp train, {start}{skips}{script}{pytorch}{profile}{dashboard}{find_rate}")
 }
 
 /// `training.stall_timeout`, before the input is read properly: the ranks need it to connect.
@@ -99,6 +101,11 @@ fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Optio
         log::warn!("{line}");
     }
     let mut learner = learner(team, session, options, &setup, &rates)?;
+    if options.find_rate {
+        let plan = plan(team, session, options, &setup, rates);
+        find_rate::sweep(team, &mut *learner, (plan.rate)(0), plan.shows_progress)?;
+        return Ok(Ended { step: 0, stopped: false, checkpoint: None, signal: None });
+    }
     let stop = caller.as_ref().map(|caller| caller.stop.clone());
     let plan = Plan { stop, owner, ..plan(team, session, options, &setup, rates) };
     let journal = team.is_root().then(|| DpJournal::open(options, setup.clone(), caller)).transpose();
