@@ -2,8 +2,8 @@
 
     python3 make_copper.py FOLDER [FRAMES]
 
-FOLDER/data_0 .. data_3  four systems of 256 atoms, FRAMES each (default: 80), as `dp train` reads them: crystal at 300 K, hot crystal,
-                         compressed melt, melt.
+FOLDER/data_0 .. data_3  four systems of 256 atoms, FRAMES each (default: 80), as `dp train` reads them. Each has as many frames of
+                         a crystal at 300 K, a hot crystal, a compressed melt and a melt.
 
 Sutton and Chen, Philosophical Magazine Letters 61, 139 (1990): epsilon 12.382 meV, a 3.61 A, c 39.432, n 9, m 6. The two sums over
 neighbours are switched off smoothly between 5 and 6 A. Atoms move by Langevin dynamics; a frame is kept every 40 steps of 2 fs.
@@ -72,27 +72,27 @@ def sample(lattice, kelvin, frames, random, start_kelvin):
         energy, forces, virial = evaluate(positions, edge)
         velocities += 0.5 * STEP * forces / MASS
         if step >= warm_up and (step - warm_up + 1) % BETWEEN == 0:
-            kept.append((positions % edge, energy, forces, virial))
-    return edge, kept
+            kept.append((positions % edge, energy, forces, virial, np.diag([edge] * 3)))
+    return kept
 
 
-def write(folder, edge, kept):
+def write(folder, kept):
     columns = [np.array(column) for column in zip(*kept)]
     n = len(kept)
     (folder / "set.000").mkdir(parents=True, exist_ok=True)
     (folder / "type.raw").write_text("0\n" * len(kept[0][0]))
     (folder / "type_map.raw").write_text("Cu\n")
-    arrays = {"coord": columns[0], "energy": columns[1], "force": columns[2], "virial": columns[3]}
-    arrays["box"] = np.tile(np.diag([edge] * 3).reshape(1, 9), (n, 1))
-    for name, array in arrays.items():
+    for name, array in zip(["coord", "energy", "force", "virial", "box"], columns):
         np.save(folder / "set.000" / f"{name}.npy", array.reshape(n, -1) if array.ndim > 1 else array)
 
 
 def main():
     folder, frames = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 80
     random = np.random.default_rng(1)
-    for k, (lattice, kelvin, start) in enumerate([(3.61, 300, 300), (3.68, 1000, 1000), (3.68, 1800, 4000), (3.78, 1500, 4000)]):
-        write(folder / f"data_{k}", *sample(lattice, kelvin, frames, random, start))
+    conditions = [(3.61, 300, 300), (3.68, 1000, 1000), (3.68, 1800, 4000), (3.78, 1500, 4000)]
+    kept = [sample(lattice, kelvin, frames, random, start) for lattice, kelvin, start in conditions]
+    for k in range(4):
+        write(folder / f"data_{k}", [frame for frames in kept for frame in frames[k::4]])
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ impl Curve {
     fn is_over(&self) -> bool {
         let (Some(lowest), Some(last)) = (self.lowest(), self.0.last()) else { return false };
         let far_behind = self.proposal().is_some() && last.rate > BELOW_LOWEST * lowest.rate;
-        far_behind || !(last.smooth <= TOO_HIGH * lowest.smooth)
+        far_behind || last.smooth.is_nan() || last.smooth > TOO_HIGH * lowest.smooth
     }
 
     /// The rate to start with, to one digit. `None`: the loss has not fallen.

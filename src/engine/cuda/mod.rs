@@ -23,6 +23,7 @@ mod share;
 pub mod frame;
 pub mod store;
 pub mod direct;
+pub mod muon;
 pub mod core;
 pub mod evaluate;
 #[cfg(test)]
