@@ -119,7 +119,7 @@ impl Potential {
 
     /// Atoms farther apart than this do not see each other, A.
     pub fn rcut(&self) -> f64 {
-        self.predictor.model().descriptor().rcut
+        self.predictor.model().listed.rcut
     }
 
     /// Numbers that describe a whole configuration, such as a temperature.

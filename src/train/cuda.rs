@@ -18,8 +18,8 @@ use crate::engine::cuda::frame::{
     HostFrame, LABEL_ATOM_ENERGY, LABEL_ATOM_PREF, LABEL_ENERGY, LABEL_FORCE, LABEL_VIRIAL,
 };
 use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
-use crate::engine::cuda::program;
 use crate::engine::cuda::shape::Shape;
+use crate::engine::cuda::{form_on_gpu, program};
 use crate::gpu::staging::Staging;
 use crate::gpu::{Device, Event, Numbers, Pinned};
 use crate::loss::options::{EnerLossOptions, LossFunction};
@@ -108,7 +108,7 @@ impl CudaLearner {
         let Some(&adam) = setup.input.optimizer.options::<AdamOptions>() else {
             bail!("the GPU has no optimizer but Adam and AdamW");
         };
-        let form = setup.model.descriptor().form();
+        let form = form_on_gpu(&setup.model)?;
         let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);
         let device = team.agree(device)?;
         let built = Self::build(&device, setup, start_lr);

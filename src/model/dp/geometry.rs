@@ -44,8 +44,12 @@ impl Geometry {
 
     /// As [`Geometry::new`], in the memory of an earlier frame.
     pub fn fill(&mut self, model: &Dp, frame: &Frame) -> Result<()> {
+        self.fill_from(model, frame, &list_of(model, frame)?)
+    }
+
+    /// As [`Geometry::fill`], from neighbours that were listed already: see [`list_of`].
+    pub fn fill_from(&mut self, model: &Dp, frame: &Frame, list: &NeighborList) -> Result<()> {
         let n_types = model.n_types();
-        let list = NeighborList::new(frame, model.descriptor().rcut, n_types, Some(model.sel()))?;
         if model.descriptor().env_protection == 0.0 {
             list.refuse_overlap()?;
         }
@@ -55,20 +59,35 @@ impl Geometry {
         let counts_left_out = counts_left_out(model);
         for i in 0..frame.n_atoms() {
             for t in 0..n_types {
-                let center = frame.types[i];
-                // An excluded neighbour keeps its slot, which is no empty one.
-                self.padding.push((model.sel()[t] - list.count(i, t)) as u32);
+                let (center, slots) = (frame.types[i], model.sel()[t]);
                 let is_seen = center >= 0 && !model.descriptor().excludes(center as usize, t);
-                if is_seen {
+                let taken = if is_seen {
+                    let first = self.j.len();
                     list.columns(i, t, &mut self.j, &mut self.d, &mut self.r);
-                }
+                    self.keep_near(first, slots, model.descriptor().rcut)
+                } else {
+                    // An excluded neighbour keeps its slot, which is no empty one.
+                    slots.min(list.count(i, t))
+                };
+                self.padding.push((slots - taken) as u32);
                 if counts_left_out {
-                    self.left_out.push(if is_seen { 0 } else { list.count(i, t) as u32 });
+                    self.left_out.push(if is_seen { 0 } else { taken as u32 });
                 }
                 self.start.push(self.j.len() as u32);
             }
         }
         Ok(())
+    }
+
+    /// Of the pairs from `first` on, which come nearest first, keeps those that have a slot and are within the cutoff. A hybrid lists
+    /// more than some of its descriptors see; there the row of a neighbour beyond the cutoff is that of an empty slot.
+    fn keep_near(&mut self, first: usize, slots: usize, rcut: f64) -> usize {
+        let listed = &self.r[first..];
+        let near = listed[..slots.min(listed.len())].partition_point(|&r| r <= rcut);
+        self.j.truncate(first + near);
+        self.d.truncate(first + near);
+        self.r.truncate(first + near);
+        near
     }
 
     /// The neighbours that an MD program has listed. Ghosts are neighbours and no centres: their type is -1 here.
@@ -109,7 +128,7 @@ impl Geometry {
 
     /// The pairs of some local atoms of a domain; everything begins with the first of them.
     fn of_centers(model: &Dp, domain: &Domain, centers: Range<usize>) -> Result<Self> {
-        let (n_types, rcut) = (model.n_types(), model.descriptor().rcut);
+        let n_types = model.n_types();
         let mut part = Geometry::default();
         part.clear(0, centers.len() * n_types);
         let mut found = Vec::new();
@@ -117,7 +136,7 @@ impl Geometry {
         for i in centers {
             found.clear();
             if domain.types[i] >= 0 {
-                domain.nearest(&mut found, i, rcut, model.sel())?;
+                domain.nearest(&mut found, i, model.listed.rcut, &model.listed.sel)?;
             }
             if model.descriptor().env_protection == 0.0 {
                 Domain::refuse_overlap(&found, i)?;
@@ -126,16 +145,20 @@ impl Geometry {
             for t in 0..n_types {
                 let (own, others) = rest.split_at(rest.partition_point(|near| near.neighbor as usize == t));
                 rest = others;
-                part.padding.push((model.sel()[t] - own.len()) as u32);
+                let slots = model.sel()[t];
                 let is_seen =
                     domain.types[i] >= 0 && !model.descriptor().excludes(domain.types[i] as usize, t);
-                if counts_left_out {
-                    part.left_out.push(if is_seen { 0 } else { own.len() as u32 });
-                }
+                let mut taken = slots.min(own.len());
                 if is_seen {
+                    let first = part.j.len();
                     part.j.extend(own.iter().map(|near| near.j));
                     part.d.extend(own.iter().map(|near| near.d));
                     part.r.extend(own.iter().map(|near| near.r2.sqrt()));
+                    taken = part.keep_near(first, slots, model.descriptor().rcut);
+                }
+                part.padding.push((slots - taken) as u32);
+                if counts_left_out {
+                    part.left_out.push(if is_seen { 0 } else { taken as u32 });
                 }
                 part.start.push(part.j.len() as u32);
             }
@@ -177,6 +200,11 @@ impl Prepared for Geometry {
     fn bytes(&self) -> usize {
         self.j.len() * (4 + 24 + 8) + self.start.len() * 8 + self.extra.len() * 8 + size_of::<Self>()
     }
+}
+
+/// The neighbours of a frame, for every descriptor of a model.
+pub fn list_of(model: &Dp, frame: &Frame) -> Result<NeighborList> {
+    NeighborList::new(frame, model.listed.rcut, model.n_types(), Some(&model.listed.sel))
 }
 
 /// Whether slots of excluded neighbours must be counted: they contribute where there are no directions.

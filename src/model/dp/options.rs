@@ -1,7 +1,7 @@
 //! The options of a Deep Potential model: the table of keys, and the options as meant.
 
 use super::descriptor::DESCRIPTOR;
-pub use super::descriptor::{DescriptorKind, DescriptorOptions, Embedding, Form, SeE2A, Sel};
+pub use super::descriptor::{DescriptorKind, DescriptorOptions, Descriptors, Embedding, Form, SeE2A, Sel};
 use super::fitting::FITTING;
 pub use super::fitting::FittingOptions;
 pub use super::keys::parse_activation;
@@ -22,7 +22,7 @@ pub enum Precision {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptions {
     pub type_map: Vec<String>,
-    pub descriptor: DescriptorOptions,
+    pub descriptors: Descriptors,
     pub fitting: FittingOptions,
     /// Batches of each system that the statistics look at.
     pub data_stat_nbatch: usize,
@@ -146,20 +146,31 @@ impl ModelOptions {
         {
             return Err(section.error("type_map", err!("the type \"{name}\" stands there twice")));
         }
-        let descriptor = DescriptorOptions::resolve(&section.section("descriptor"), &type_map)?;
+        let descriptors = Descriptors::resolve(&section.section("descriptor"), &type_map)?;
         let fitting = FittingOptions::resolve(&section.section("fitting_net"), type_map.len())?;
         let mut script = section.value().clone();
-        if let Some(Value::Object(descriptor)) = script.get_mut("descriptor") {
-            descriptor.shift_remove("embedding"); // DeePMD-kit would refuse it
+        for k in 0..descriptors.list.len() {
+            if let Some(Value::Object(descriptor)) = descriptors.section_of(&mut script, k) {
+                descriptor.shift_remove("embedding"); // DeePMD-kit would refuse it
+            }
         }
         Ok(ModelOptions {
             type_map,
-            descriptor,
+            descriptors,
             fitting,
             data_stat_nbatch: section.int("data_stat_nbatch"),
             data_stat_protect: section.float("data_stat_protect"),
             script,
         })
+    }
+
+    /// The number type of all arithmetic: float32 where every net has it, else float64.
+    pub fn precision(&self) -> Precision {
+        let nets = self.descriptors.list.iter().map(|se| se.precision);
+        match nets.chain([self.fitting.precision]).all(|precision| precision == Precision::Float32) {
+            true => Precision::Float32,
+            false => Precision::Float64,
+        }
     }
 
     /// How many parameters the embedding nets and the fitting nets have, before any of them takes memory.
@@ -170,11 +181,15 @@ impl ModelOptions {
                 |(n_in, &n_out): (usize, &usize)| n_out as u128 * (n_in as u128 + 1 + u128::from(has_dt));
             inputs.zip(neuron).map(layer).sum()
         };
-        let (se, fit, n_types) = (&self.descriptor, &self.fitting, self.type_map.len());
-        let inputs = se.width() + fit.numb_fparam + fit.numb_aparam;
+        let (fit, n_types) = (&self.fitting, self.type_map.len());
+        let inputs = self.descriptors.width() + fit.numb_fparam + fit.numb_aparam;
         let output = fit.neuron.last().map_or(0, |&last| last as u128 + 1);
         [
-            se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt),
+            self.descriptors
+                .list
+                .iter()
+                .map(|se| se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt))
+                .sum(),
             n_types as u128 * (net(inputs, &fit.neuron, fit.resnet_dt) + output),
         ]
     }

@@ -1,6 +1,6 @@
 //! The statistics that a model is normalised with: rows of the environment matrix, energy bias, parameters.
 
-use super::options::{FittingOptions, Form, ModelOptions};
+use super::options::{DescriptorOptions, FittingOptions, Form, ModelOptions};
 use super::radial::radial;
 use super::spec::DpStatistics;
 use crate::data::Frame;
@@ -48,7 +48,7 @@ impl Moments {
 /// Sums over the sampled frames.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sums {
-    /// `[n_types]` of s, and of the other three components together.
+    /// `[descriptors, n_types]` of s, and of the other three components together.
     radial: Vec<Moments>,
     angular: Vec<Moments>,
     fparam: Vec<Moments>,
@@ -61,38 +61,39 @@ pub struct Sums {
 impl Sums {
     /// The sums of one frame. Empty slots count as rows of zeros.
     pub fn of(options: &ModelOptions, frame: &Frame) -> Result<Self> {
-        let n_types = options.type_map.len();
-        let se = &options.descriptor;
+        let mut sums = Sums::of_outputs(options, frame);
+        for (part, se) in options.descriptors.list.iter().enumerate() {
+            sums.add_rows(part, se, options.type_map.len(), frame)?;
+        }
+        Ok(sums)
+    }
+
+    /// Adds the rows of one descriptor.
+    fn add_rows(&mut self, part: usize, se: &DescriptorOptions, n_types: usize, frame: &Frame) -> Result<()> {
         let sel = se.fixed_sel();
         let list = NeighborList::new(frame, se.rcut, n_types, Some(sel))?;
         if se.env_protection == 0.0 {
             list.refuse_overlap()?;
         }
-        let mut sums = Sums::empty(options);
         let n_slots = sel.iter().sum::<usize>() as f64;
-        let mut composition = vec![0.0; n_types];
+        let own = part * n_types..(part + 1) * n_types;
+        let (radial_sums, angular_sums) = (&mut self.radial[own.clone()], &mut self.angular[own]);
         for i in 0..frame.n_atoms() {
             let Ok(center) = usize::try_from(frame.types[i]) else { continue };
-            composition[center] += 1.0;
-            sums.radial[center].count += n_slots;
-            sums.angular[center].count += 3.0 * n_slots;
+            radial_sums[center].count += n_slots;
+            angular_sums[center].count += 3.0 * n_slots;
             for t in (0..n_types).filter(|&t| !se.excludes(center, t)) {
                 for n in list.of(i, t) {
                     let [s, _, q, _] = radial(se, n.r);
-                    sums.radial[center].merge(&Moments { count: 0.0, sum: s, squares: s * s });
+                    radial_sums[center].merge(&Moments { count: 0.0, sum: s, squares: s * s });
                     for d in n.d {
                         let x = q * d;
-                        sums.angular[center].merge(&Moments { count: 0.0, sum: x, squares: x * x });
+                        angular_sums[center].merge(&Moments { count: 0.0, sum: x, squares: x * x });
                     }
                 }
             }
         }
-        if let Some(energy) = frame.labels.energy {
-            sums.compositions = composition;
-            sums.energies.push(energy);
-        }
-        sums.add_parameters(&options.fitting, frame);
-        Ok(sums)
+        Ok(())
     }
 
     /// As [`Sums::of`] without the rows of the environment: what biases and parameters need.
@@ -110,10 +111,10 @@ impl Sums {
     }
 
     fn empty(options: &ModelOptions) -> Self {
-        let n_types = options.type_map.len();
+        let n_rows = options.descriptors.list.len() * options.type_map.len();
         Sums {
-            radial: vec![Moments::default(); n_types],
-            angular: vec![Moments::default(); n_types],
+            radial: vec![Moments::default(); n_rows],
+            angular: vec![Moments::default(); n_rows],
             fparam: vec![Moments::default(); options.fitting.numb_fparam],
             aparam: vec![Moments::default(); options.fitting.numb_aparam],
             ..Sums::default()
@@ -292,9 +293,9 @@ impl Summary {
     /// Means, deviations and bias of a complete summary.
     pub fn finish(self, options: &ModelOptions) -> DpStatistics {
         assert!(self.is_complete(), "statistics were used before all of them were known");
-        let se = &options.descriptor;
         let protect = options.data_stat_protect;
-        let row = |(radial, angular): (Moments, Moments)| {
+        let row = |(k, (radial, angular)): (usize, (Moments, Moments))| {
+            let se = &options.descriptors.list[k / options.type_map.len()];
             let mean = if se.set_davg_zero { 0.0 } else { radial.mean() };
             let r = radial.deviation(SMALLEST_ROW);
             // Without directions nothing is divided by it.
@@ -304,7 +305,7 @@ impl Summary {
             };
             ([mean, 0.0, 0.0, 0.0], [r, a, a, a])
         };
-        let (davg, dstd) = self.rows.into_iter().flatten().map(row).unzip();
+        let (davg, dstd) = self.rows.into_iter().flatten().enumerate().map(row).unzip();
         let (bias, out_std) = self.output.unwrap_or_default();
         let (fparam, aparam) = (self.fparam.unwrap_or_default(), self.aparam.unwrap_or_default());
         let mean = |m: &[Moments]| m.iter().map(Moments::mean).collect::<Vec<f64>>();
