@@ -214,6 +214,7 @@ impl Potential {
     }
 
     fn check_parameters(&self, fparam: &[f64], aparam: &[f64], n_atoms: usize) -> Result<()> {
+        let fparam = self.predictor.model().options.fitting.fparam_or_default(fparam);
         let wanted = (self.numb_fparam(), self.numb_aparam() * n_atoms);
         if (fparam.len(), aparam.len()) != wanted {
             bail!(

@@ -141,7 +141,12 @@ impl Predictor {
     /// What a prediction needs of a frame beside coordinates, cell and types: no labels.
     pub fn wants(&self) -> Wants {
         let fitting = &self.model.options.fitting;
-        Wants { numb_fparam: fitting.numb_fparam, numb_aparam: fitting.numb_aparam, ..Wants::default() }
+        Wants {
+            numb_fparam: fitting.numb_fparam,
+            fparam_has_default: fitting.default_fparam.is_some(),
+            numb_aparam: fitting.numb_aparam,
+            ..Wants::default()
+        }
     }
 
     /// Float64 where one of the nets is, else float32.
@@ -273,6 +278,12 @@ impl Predictor {
             return Err(
                 err!("the GPU evaluates descriptors with directions alone (se_e2_a)").help("use the CPU")
             );
+        }
+        if !self.model.options.pair_exclude_types.is_empty() {
+            return Err(err!(
+                "the GPU does not know pairs of types that are no neighbours (pair_exclude_types)"
+            )
+            .help("use the CPU"));
         }
         let env = |name: &str| std::env::var(name).ok();
         let device = program::open(&gpu.cuda, gpu.index, self.gpu_numbers(), form, &env)?;

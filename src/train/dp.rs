@@ -162,7 +162,8 @@ fn on_cpu<T: Real>(
     if let Some(state) = &setup.resumed {
         engine.resume(&state.engine);
     }
-    let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr);
+    let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr)
+        .without(&setup.model.options.atom_exclude_types);
     Ok(Box::new(deep_potential::learner(team, session.threads, setup, engine, loss)?))
 }
 

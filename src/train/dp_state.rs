@@ -76,6 +76,7 @@ pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<(
         options.data_stat_protect = 0.0;
         options.fitting.seed = None;
         options.fitting.rcond = None;
+        options.preset_out_bias = Vec::new(); // the statistics are there
         options.fitting.trainable = Vec::new();
         for se in &mut options.descriptors.list {
             se.seed = None;

@@ -245,6 +245,7 @@ pub fn wants(loss: &EnerLossOptions, fitting: &FittingOptions) -> Wants {
         atom_pref: loss.atom_pref_force.is_used(),
         atom_ener_coeff: loss.enable_atom_ener_coeff,
         numb_fparam: fitting.numb_fparam,
+        fparam_has_default: fitting.default_fparam.is_some(),
         numb_aparam: fitting.numb_aparam,
     }
 }

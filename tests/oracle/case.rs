@@ -189,6 +189,7 @@ impl Case {
             atom_pref: input.loss.atom_pref_force.is_used(),
             atom_ener_coeff: input.loss.enable_atom_ener_coeff,
             numb_fparam: fitting.numb_fparam,
+            fparam_has_default: fitting.default_fparam.is_some(),
             numb_aparam: fitting.numb_aparam,
         };
         let names = input.training.training_data.systems.clone();
@@ -423,6 +424,7 @@ impl Case {
 
     fn loss(&self) -> EnerLoss {
         EnerLoss::new(self.input.loss.clone(), self.input.learning_rate.start_lr)
+            .without(&self.model.options.atom_exclude_types)
     }
 
     /// The learning rates, and the number of steps.

@@ -41,6 +41,12 @@ use std::sync::Arc;
 
 /// What the kernels compute for this model; an error where they cannot.
 pub fn form_on_gpu(model: &Dp) -> Result<Form> {
+    if !model.options.atom_exclude_types.is_empty() {
+        return Err(err!(
+            "the GPU does not know atoms without an energy of their own (model.atom_exclude_types)"
+        )
+        .help("use --device cpu"));
+    }
     match model.options.descriptors.list.len() {
         1 => Ok(model.descriptor().form()),
         n => Err(err!(

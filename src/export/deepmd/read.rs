@@ -26,9 +26,6 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
     let descriptor = model.get("descriptor")?;
     let fitting = model.get("fitting")?;
     check_type(&fitting, "fitting net", "ener")?;
-    for key in ["atom_exclude_types", "pair_exclude_types"] {
-        check_absent(&model, key)?;
-    }
     let type_map = model.get("type_map")?.list(|item| item.str().map(str::to_string))?;
     let script = root.find("model_def_script")?.map_or(Ok(Value::Null), |place| place.node.to_json())?;
     let parts = read_descriptors(&descriptor, &type_map, &script)?;
@@ -38,7 +35,7 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
         list: parts.iter().map(|part| part.options.clone()).collect(),
         is_hybrid: is_hybrid(&descriptor)?,
     };
-    let input = descriptors.width() + fitting_options.numb_fparam + fitting_options.numb_aparam;
+    let input = descriptors.width() + fitting_options.n_extra();
     let fitting_layers = [&[input], &fitting_options.neuron[..], &[1]].concat();
     let mut descriptor_nets = Vec::new();
     for part in &parts {
@@ -54,6 +51,9 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
             type_map,
             descriptors,
             fitting: fitting_options,
+            pair_exclude_types: read_pairs(&model, "pair_exclude_types", n_types)?,
+            atom_exclude_types: read_excluded_atoms(&model, &fitting, n_types)?,
+            preset_out_bias: read_preset(&model)?,
             data_stat_nbatch: script["data_stat_nbatch"].as_u64().map_or(DATA_STAT_NBATCH, |n| n as usize),
             data_stat_protect: script["data_stat_protect"].as_f64().unwrap_or(DATA_STAT_PROTECT),
             script,
@@ -119,7 +119,7 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         precision: read_precision(place)?,
         trainable: read_descriptor_trainable(place)?,
         seed: script["seed"].as_u64(),
-        exclude_types: read_pairs(place, type_map.len())?,
+        exclude_types: read_pairs(place, "exclude_types", type_map.len())?,
         set_davg_zero: flag(place, "set_davg_zero")?,
         env_protection: place.find("env_protection")?.map_or(Ok(0.0), |p| p.f64())?,
         embedding: Embedding::Chebyshev,
@@ -148,10 +148,7 @@ fn check_descriptor(place: &Place, options: &DescriptorOptions, n_types: usize) 
 
 fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<FittingOptions> {
     check_version(place, version::FITTING)?;
-    for key in ["spin", "exclude_types", "default_fparam", "layer_name", "dim_case_embd", "tot_ener_zero"] {
-        check_absent(place, key)?;
-    }
-    for key in ["mixed_types", "use_aparam_as_mask"] {
+    for key in ["spin", "layer_name", "dim_case_embd", "tot_ener_zero", "mixed_types"] {
         check_absent(place, key)?;
     }
     check_type_map(place, type_map)?;
@@ -164,6 +161,12 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         },
         None => Ok(0),
     };
+    let numb_fparam = count("numb_fparam")?;
+    let default_fparam = place.find("default_fparam")?;
+    let default_fparam = default_fparam.map(|list| list.list(Place::f64)).transpose()?;
+    if let Some(wrong) = default_fparam.as_ref().filter(|list| list.len() != numb_fparam) {
+        bail!("{place}.default_fparam: found {} numbers, wanted numb_fparam = {numb_fparam}", wrong.len());
+    }
     Ok(FittingOptions {
         trainable: read_fitting_trainable(place, neuron.len() + 1)?,
         neuron,
@@ -171,7 +174,9 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         resnet_dt: place.get("resnet_dt")?.bool()?,
         precision: read_precision(place)?,
         seed: script["fitting_net"]["seed"].as_u64(),
-        numb_fparam: count("numb_fparam")?,
+        numb_fparam,
+        default_fparam,
+        use_aparam_as_mask: flag(place, "use_aparam_as_mask")?,
         numb_aparam: count("numb_aparam")?,
         rcond: place.find("rcond")?.map(|p| p.f64()).transpose()?,
         atom_ener: read_atom_ener(place)?,
@@ -214,8 +219,36 @@ fn read_fitting_trainable(place: &Place, n_layers: usize) -> Result<Vec<bool>> {
     Ok(if flags.len() == n_layers { flags } else { vec![true; n_layers] })
 }
 
-fn read_pairs(place: &Place, n_types: usize) -> Result<Vec<(usize, usize)>> {
-    let Some(list) = place.find("exclude_types")? else { return Ok(Vec::new()) };
+/// The model's list, which the fitting net has too.
+fn read_excluded_atoms(model: &Place, fitting: &Place, n_types: usize) -> Result<Vec<usize>> {
+    let read = |place: &Place, key: &str| {
+        let Some(list) = place.find(key)? else { return Ok(Vec::new()) };
+        list.list(|item| match item.usize()? {
+            t if t < n_types => Ok(t),
+            t => bail!("{item}: found {t}, wanted a type below {n_types}"),
+        })
+    };
+    let (own, of_fitting) = (read(model, "atom_exclude_types")?, read(fitting, "exclude_types")?);
+    if own != of_fitting {
+        return Err(unsupported(fitting, "a fitting net that excludes other types than the model"));
+    }
+    Ok(own)
+}
+
+fn read_preset(model: &Place) -> Result<Vec<Option<f64>>> {
+    let Some(preset) = model.find("preset_out_bias")? else { return Ok(Vec::new()) };
+    let Some(energy) = preset.find("energy")? else { return Ok(Vec::new()) };
+    energy.list(|item| match item.node {
+        Node::Null => Ok(None),
+        _ => match item.array()?.to_f64()[..] {
+            [x] => Ok(Some(x)),
+            _ => Err(item.wanted("one number")),
+        },
+    })
+}
+
+fn read_pairs(place: &Place, key: &str, n_types: usize) -> Result<Vec<(usize, usize)>> {
+    let Some(list) = place.find(key)? else { return Ok(Vec::new()) };
     list.list(|item| match item.list(Place::usize)?[..] {
         [a, b] if a < n_types && b < n_types => Ok((a, b)),
         _ => bail!("{item}: wanted two types below {n_types}"),

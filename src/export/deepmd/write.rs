@@ -38,16 +38,31 @@ fn model_tree(model: &DpModel) -> Map {
         .with("out_std", per_type(&model.stats.out_std));
     Map::new()
         .with("type_map", model.options.type_map.clone())
-        .with("atom_exclude_types", Node::List(vec![]))
-        .with("pair_exclude_types", Node::List(vec![]))
+        .with("atom_exclude_types", model.options.atom_exclude_types.clone())
+        .with("pair_exclude_types", pairs_tree(&model.options.pair_exclude_types))
         .with("rcond", model.options.fitting.rcond)
-        .with("preset_out_bias", Node::Null)
+        .with("preset_out_bias", preset_tree(&model.options.preset_out_bias))
         .with(VARIABLES, variables)
         .with("@class", "Model")
         .with("@version", version::MODEL)
         .with("type", "standard")
         .with("descriptor", descriptors_tree(model))
         .with("fitting", fitting_tree(model))
+}
+
+fn pairs_tree(pairs: &[(usize, usize)]) -> Node {
+    Node::List(pairs.iter().map(|&(a, b)| Node::from(vec![a, b])).collect())
+}
+
+fn preset_tree(preset: &[Option<f64>]) -> Node {
+    let number = |x: &f64| numbers(Precision::Float64, vec![1], &[*x]);
+    match preset {
+        [] => Node::Null,
+        _ => {
+            let list = preset.iter().map(|x| x.as_ref().map_or(Node::Null, number)).collect();
+            Map::new().with("energy", Node::List(list)).into()
+        }
+    }
 }
 
 /// What a model has for one of its descriptors.
@@ -99,7 +114,6 @@ fn descriptor_tree(part: &Part) -> Map {
     let over_slots = |rows: &[[f64; 4]]| -> Vec<f64> {
         rows.iter().flat_map(|row| row[..n].iter().copied().cycle().take(n * slots)).collect()
     };
-    let excluded = options.exclude_types.iter().map(|&(a, b)| Node::from(vec![a, b])).collect();
     let env_mat = Map::new()
         .with("rcut", options.rcut)
         .with("rcut_smth", options.rcut_smth)
@@ -132,7 +146,7 @@ fn descriptor_tree(part: &Part) -> Map {
         .with("precision", precision_name(options.precision))
         .with("embeddings", embeddings_tree(part))
         .with("env_mat", env_mat)
-        .with("exclude_types", Node::List(excluded))
+        .with("exclude_types", pairs_tree(&options.exclude_types))
         .with("env_protection", options.env_protection)
         .with(VARIABLES, variables)
         .with("type_map", model.options.type_map.clone())
@@ -201,19 +215,19 @@ fn fitting_tree(model: &DpModel) -> Map {
         .with("numb_fparam", options.numb_fparam)
         .with("numb_aparam", options.numb_aparam)
         .with("dim_case_embd", 0usize)
-        .with("default_fparam", Node::Null)
+        .with("default_fparam", options.default_fparam.clone())
         .with("activation_function", options.activation.name())
         .with("precision", precision_name(options.precision))
         .with("mixed_types", false)
         .with("nets", fitting_nets_tree(model))
         .with("rcond", options.rcond)
-        .with("exclude_types", Node::List(vec![]))
+        .with("exclude_types", model.options.atom_exclude_types.clone())
         .with(VARIABLES, variables)
         .with("type_map", model.options.type_map.clone())
         .with("tot_ener_zero", false)
         .with("trainable", options.trainable.clone())
         .with("layer_name", Node::Null)
-        .with("use_aparam_as_mask", false)
+        .with("use_aparam_as_mask", options.use_aparam_as_mask)
         .with("spin", Node::Null)
         .with("type", "ener")
         .with("dim_out", 1usize)
@@ -231,7 +245,7 @@ fn fitting_nets_tree(model: &DpModel) -> Map {
         Map::new()
             .with("@class", "FittingNetwork")
             .with("@version", version::FITTING_NET)
-            .with("in_dim", width + options.numb_fparam + options.numb_aparam)
+            .with("in_dim", width + options.n_extra())
             .with("out_dim", 1usize)
             .with("neuron", options.neuron.clone())
             .with("activation_function", options.activation.name())
@@ -350,10 +364,14 @@ fn script_from_options(options: &ModelOptions, fitting: &FittingOptions) -> serd
             "trainable": fitting.trainable,
             "seed": fitting.seed,
             "numb_fparam": fitting.numb_fparam,
+            "default_fparam": fitting.default_fparam,
             "numb_aparam": fitting.numb_aparam,
+            "use_aparam_as_mask": fitting.use_aparam_as_mask,
             "rcond": fitting.rcond,
             "atom_ener": fitting.atom_ener,
         },
+        "pair_exclude_types": options.pair_exclude_types,
+        "atom_exclude_types": options.atom_exclude_types,
         "data_stat_nbatch": options.data_stat_nbatch,
         "data_stat_protect": options.data_stat_protect,
     })

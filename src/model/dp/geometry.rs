@@ -54,12 +54,16 @@ impl Geometry {
             list.refuse_overlap()?;
         }
         self.clear(list.n_pairs(), frame.n_atoms() * n_types);
-        self.types = frame.types.clone();
+        self.types = centers_of(model, &frame.types);
         extra_inputs(&mut self.extra, model, frame.n_atoms(), &frame.fparam, &frame.aparam);
         let counts_left_out = counts_left_out(model);
         for i in 0..frame.n_atoms() {
             for t in 0..n_types {
                 let (center, slots) = (frame.types[i], model.sel()[t]);
+                if is_hidden(model, center, t) {
+                    self.push_empty(slots, counts_left_out);
+                    continue;
+                }
                 let is_seen = center >= 0 && !model.descriptor().excludes(center as usize, t);
                 let taken = if is_seen {
                     let first = self.j.len();
@@ -77,6 +81,15 @@ impl Geometry {
             }
         }
         Ok(())
+    }
+
+    /// Adds a group of which all slots are empty.
+    fn push_empty(&mut self, slots: usize, counts_left_out: bool) {
+        self.padding.push(slots as u32);
+        if counts_left_out {
+            self.left_out.push(0);
+        }
+        self.start.push(self.j.len() as u32);
     }
 
     /// Of the pairs from `first` on, which come nearest first, keeps those that have a slot and are within the cutoff. A hybrid lists
@@ -104,7 +117,12 @@ impl Geometry {
             .map(|k| Self::of_centers(model, domain, k * CENTERS..n_local.min((k + 1) * CENTERS)))
             .collect::<Result<_>>()?;
         let mut all = Geometry {
-            types: (0..n_atoms).map(|i| if i < n_local { domain.types[i] } else { -1 }).collect(),
+            types: (0..n_atoms)
+                .map(|i| match i < n_local && model.options.has_energy(domain.types[i]) {
+                    true => domain.types[i],
+                    false => -1,
+                })
+                .collect(),
             ..Default::default()
         };
         all.clear(parts.iter().map(Geometry::n_pairs).sum(), n_atoms * model.n_types());
@@ -146,6 +164,10 @@ impl Geometry {
                 let (own, others) = rest.split_at(rest.partition_point(|near| near.neighbor as usize == t));
                 rest = others;
                 let slots = model.sel()[t];
+                if is_hidden(model, domain.types[i], t) {
+                    part.push_empty(slots, counts_left_out);
+                    continue;
+                }
                 let is_seen =
                     domain.types[i] >= 0 && !model.descriptor().excludes(domain.types[i] as usize, t);
                 let mut taken = slots.min(own.len());
@@ -213,17 +235,32 @@ fn counts_left_out(model: &Dp) -> bool {
     matches!(descriptor.form(), Form::Distances { .. }) && !descriptor.exclude_types.is_empty()
 }
 
-/// `[n_atoms, numb_fparam + numb_aparam]`, shifted and scaled by the statistics.
+/// Whether atoms of type `t` are no neighbours of this centre.
+fn is_hidden(model: &Dp, center: i32, t: usize) -> bool {
+    usize::try_from(center).is_ok_and(|center| model.options.hides(center, t))
+}
+
+/// Types of atoms, -1 for those that have no energy of their own.
+fn centers_of(model: &Dp, types: &Arc<[i32]>) -> Arc<[i32]> {
+    if model.options.atom_exclude_types.is_empty() {
+        return types.clone();
+    }
+    types.iter().map(|&t| if model.options.has_energy(t) { t } else { -1 }).collect()
+}
+
+/// `[n_atoms, n_extra]` frame and atomic parameters, shifted and scaled by the statistics.
 pub(crate) fn extra_inputs(extra: &mut Vec<f64>, model: &Dp, n_atoms: usize, fparam: &[f64], aparam: &[f64]) {
     let fit = &model.options.fitting;
     let stats = &model.stats;
     extra.clear();
+    let fparam = fit.fparam_or_default(fparam);
+    let numb_aparam = fit.n_extra() - fit.numb_fparam;
     for i in 0..n_atoms {
         for k in 0..fit.numb_fparam {
             extra.push((fparam[k] - stats.fparam_avg[k]) * stats.fparam_inv_std[k]);
         }
-        for k in 0..fit.numb_aparam {
-            let x = aparam[i * fit.numb_aparam + k];
+        for k in 0..numb_aparam {
+            let x = aparam[i * numb_aparam + k];
             extra.push((x - stats.aparam_avg[k]) * stats.aparam_inv_std[k]);
         }
     }

@@ -54,7 +54,7 @@ impl Dp {
             }
         }
         let fit = &options.fitting;
-        let n_in = options.descriptors.width() + fit.numb_fparam + fit.numb_aparam;
+        let n_in = options.descriptors.width() + fit.n_extra();
         let fitting = (0..n_types)
             .map(|k| {
                 let prefix = format!("fitting_net.filter_layers.networks.{k}");
@@ -134,7 +134,7 @@ impl Dp {
 
     /// Inputs of the fitting net beside the descriptor.
     pub fn n_extra(&self) -> usize {
-        self.options.fitting.numb_fparam + self.options.fitting.numb_aparam
+        self.options.fitting.n_extra()
     }
 
     /// Index of the embedding net for neighbours of type `neighbor` around a centre of type `center`.

@@ -1,6 +1,6 @@
 //! The statistics that a model is normalised with: rows of the environment matrix, energy bias, parameters.
 
-use super::options::{DescriptorOptions, FittingOptions, Form, ModelOptions};
+use super::options::{FittingOptions, Form, ModelOptions};
 use super::radial::radial;
 use super::spec::DpStatistics;
 use crate::data::Frame;
@@ -62,14 +62,15 @@ impl Sums {
     /// The sums of one frame. Empty slots count as rows of zeros.
     pub fn of(options: &ModelOptions, frame: &Frame) -> Result<Self> {
         let mut sums = Sums::of_outputs(options, frame);
-        for (part, se) in options.descriptors.list.iter().enumerate() {
-            sums.add_rows(part, se, options.type_map.len(), frame)?;
+        for part in 0..options.descriptors.list.len() {
+            sums.add_rows(part, options, frame)?;
         }
         Ok(sums)
     }
 
     /// Adds the rows of one descriptor.
-    fn add_rows(&mut self, part: usize, se: &DescriptorOptions, n_types: usize, frame: &Frame) -> Result<()> {
+    fn add_rows(&mut self, part: usize, options: &ModelOptions, frame: &Frame) -> Result<()> {
+        let (se, n_types) = (&options.descriptors.list[part], options.type_map.len());
         let sel = se.fixed_sel();
         let list = NeighborList::new(frame, se.rcut, n_types, Some(sel))?;
         if se.env_protection == 0.0 {
@@ -82,7 +83,7 @@ impl Sums {
             let Ok(center) = usize::try_from(frame.types[i]) else { continue };
             radial_sums[center].count += n_slots;
             angular_sums[center].count += 3.0 * n_slots;
-            for t in (0..n_types).filter(|&t| !se.excludes(center, t)) {
+            for t in (0..n_types).filter(|&t| !se.excludes(center, t) && !options.hides(center, t)) {
                 for n in list.of(i, t) {
                     let [s, _, q, _] = radial(se, n.r);
                     radial_sums[center].merge(&Moments { count: 0.0, sum: s, squares: s * s });
@@ -101,8 +102,8 @@ impl Sums {
         let mut sums = Sums::empty(options);
         if let Some(energy) = frame.labels.energy {
             sums.compositions = vec![0.0; options.type_map.len()];
-            for center in frame.types.iter().filter_map(|&t| usize::try_from(t).ok()) {
-                sums.compositions[center] += 1.0;
+            for &center in frame.types.iter().filter(|&&center| options.has_energy(center)) {
+                sums.compositions[center as usize] += 1.0;
             }
             sums.energies.push(energy);
         }
@@ -122,7 +123,7 @@ impl Sums {
     }
 
     fn add_parameters(&mut self, fitting: &FittingOptions, frame: &Frame) {
-        for (moments, &x) in self.fparam.iter_mut().zip(&frame.fparam) {
+        for (moments, &x) in self.fparam.iter_mut().zip(fitting.fparam_or_default(&frame.fparam)) {
             moments.add(x);
         }
         if fitting.numb_aparam > 0 {
@@ -160,7 +161,7 @@ impl Sums {
     /// What is kept of the sums: the energy bias by least squares in place of all energies.
     pub fn summary(&self, options: &ModelOptions) -> Result<Summary> {
         let n_types = options.type_map.len();
-        let bias = self.bias(&options.fitting, n_types)?;
+        let bias = self.bias(options)?;
         let spread = vec![self.spread(&bias, n_types); n_types];
         Ok(Summary {
             rows: Some(self.radial.iter().copied().zip(self.angular.iter().copied()).collect()),
@@ -171,9 +172,11 @@ impl Sums {
         })
     }
 
-    /// The energy of each type that explains the energies best; types with a given `atom_ener` keep it.
-    fn bias(&self, fitting: &FittingOptions, n_types: usize) -> Result<Vec<f64>> {
-        let given = |t: usize| fitting.atom_ener.get(t).copied().flatten();
+    /// The energy of each type that explains the energies best; types with a given bias or `atom_ener` keep it.
+    fn bias(&self, options: &ModelOptions) -> Result<Vec<f64>> {
+        let (fitting, n_types) = (&options.fitting, options.type_map.len());
+        let of = |list: &[Option<f64>], t: usize| list.get(t).copied().flatten();
+        let given = |t: usize| of(&options.preset_out_bias, t).or(of(&fitting.atom_ener, t));
         if self.energies.is_empty() {
             return Ok((0..n_types).map(|t| given(t).unwrap_or(0.0)).collect());
         }
@@ -221,8 +224,9 @@ impl Sums {
         let energies = self.energies.iter().zip(predicted).map(|(label, e)| label - e).collect();
         let rest = Sums { energies, ..self.clone() };
         // The shift is relative: energies of isolated atoms that the options give are in the model already.
-        let fitting = FittingOptions { atom_ener: Vec::new(), ..options.fitting.clone() };
-        let shift = rest.bias(&fitting, options.type_map.len())?;
+        let mut nothing_given = options.clone();
+        (nothing_given.fitting.atom_ener, nothing_given.preset_out_bias) = (Vec::new(), Vec::new());
+        let shift = rest.bias(&nothing_given)?;
         let spread = rest.spread(&shift, options.type_map.len());
         Ok((shift, spread))
     }

@@ -103,6 +103,16 @@ CASES = {
         hybrid=[dict(precision="float32", rcut=3.0, seed=2, **RADIAL), dict(precision="float32", rcut_smth=0.2)],
         fitting=dict(precision="float32"),
     ),
+    # Slots of pairs that are no neighbours are empty; those of a descriptor's excluded pairs are not.
+    "pair_exclude": dict(
+        model=dict(pair_exclude_types=[[0, 1]]),
+        hybrid=[dict(exclude_types=[[1, 1]]), dict(rcut=2.5, sel=[2, 3], neuron=[4], seed=2, **RADIAL)],
+    ),
+    "atom_exclude": dict(model=dict(atom_exclude_types=[1]), loss=dict(**ATOMS, **WEIGHTS)),
+    "atom_exclude_mae": dict(model=dict(atom_exclude_types=[0]), systems=["mixed"], loss=dict(loss_func="mae")),
+    "preset_bias": dict(model=dict(preset_out_bias=dict(energy=[None, -2.5]))),
+    "default_fparam": dict(systems=["open"], loss=dict(start_pref_v=0, limit_pref_v=0), fitting=dict(numb_fparam=2, default_fparam=[0.5, -1.0])),
+    "aparam_as_mask": dict(fitting=dict(numb_aparam=1, use_aparam_as_mask=True)),
     # DeePMD-kit rounds to bfloat16, float16 and float32 inside these two; here their arithmetic is float64 throughout.
     "hybrid_muon": dict(optimizer=dict(type="HybridMuon")),
     "hybrid_muon_plain": dict(
@@ -140,6 +150,7 @@ def case_input(difference):
             descriptor=dict(type="hybrid", list=parts) if parts else descriptor(get("descriptor")),
             fitting_net={**FITTING, **get("fitting")},
             data_stat_nbatch=4,
+            **get("model"),
         ),
         learning_rate=get("rate") or copy.deepcopy(RATE),
         loss={**LOSS, **get("loss")},

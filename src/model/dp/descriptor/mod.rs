@@ -327,7 +327,7 @@ impl DescriptorOptions {
             precision: precision(section),
             trainable: section.bool("trainable"),
             seed: section.optional_int("seed"),
-            exclude_types: Self::resolve_exclude_types(section, type_map)?,
+            exclude_types: resolve_type_pairs(section, "exclude_types", type_map.len())?,
             set_davg_zero: section.bool("set_davg_zero"),
             env_protection: section.float("env_protection"),
             embedding: match section.text("embedding") {
@@ -354,26 +354,37 @@ impl DescriptorOptions {
         }
         Ok(Sel::Fixed(sel))
     }
+}
 
-    fn resolve_exclude_types(section: &Section, type_map: &[String]) -> Result<Vec<(usize, usize)>> {
-        let n = type_map.len() as u64;
-        let mut pairs = Vec::new();
-        for (i, item) in section.list("exclude_types").iter().enumerate() {
-            let key = format!("exclude_types[{i}]");
-            let types: Vec<u64> = item.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
-            let [a, b] = types[..] else {
-                return Err(
-                    section.error(&key, err!("found {}, wanted a pair of two", count(types.len(), "type")))
-                );
-            };
-            if let Some(outside) = [a, b].into_iter().find(|t| *t >= n) {
-                return Err(section
-                    .error(&key, err!("there is no type {outside}: type_map has the types 0 to {}", n - 1)));
-            }
-            pairs.push((a as usize, b as usize));
-        }
-        Ok(pairs)
+/// Pairs of type indices.
+pub(super) fn resolve_type_pairs(
+    section: &Section,
+    key: &str,
+    n_types: usize,
+) -> Result<Vec<(usize, usize)>> {
+    let mut pairs = Vec::new();
+    for (i, item) in section.list(key).iter().enumerate() {
+        let key = format!("{key}[{i}]");
+        let types: Vec<u64> = item.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+        let [a, b] = types[..] else {
+            return Err(
+                section.error(&key, err!("found {}, wanted a pair of two", count(types.len(), "type")))
+            );
+        };
+        let pair = [a, b].map(|t| check_type(section, &key, t, n_types));
+        let [a, b] = pair;
+        pairs.push((a?, b?));
     }
+    Ok(pairs)
+}
+
+/// The index of a type that there is.
+pub(super) fn check_type(section: &Section, key: &str, t: u64, n_types: usize) -> Result<usize> {
+    if t < n_types as u64 {
+        return Ok(t as usize);
+    }
+    let error = err!("there is no type {t}: type_map has the types 0 to {}", n_types - 1);
+    Err(section.error(key, error))
 }
 
 /// The descriptor of this name.
