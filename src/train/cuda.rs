@@ -20,8 +20,8 @@ use crate::engine::cuda::frame::{
 };
 use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
 use crate::engine::cuda::muon::MuonPlan;
-use crate::engine::cuda::program;
 use crate::engine::cuda::shape::Shape;
+use crate::engine::cuda::{form_on_gpu, program};
 use crate::error::ErrorKind;
 use crate::gpu::staging::Staging;
 use crate::gpu::{Device, Event, Numbers, Pinned};
@@ -111,7 +111,7 @@ impl CudaLearner {
         let Some(optimizer) = OnDevice::find(setup) else {
             bail!("the GPU has no optimizer but Adam, AdamW and HybridMuon");
         };
-        let form = setup.model.descriptor().form();
+        let form = form_on_gpu(&setup.model)?;
         let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);
         let device = team.agree(device)?;
         let built = Self::build(&device, setup, &optimizer, start_lr);

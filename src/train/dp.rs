@@ -25,7 +25,7 @@ use crate::error::IoContext;
 use crate::export::atomic;
 use crate::gpu::Numbers;
 use crate::loss::EnerLoss;
-use crate::model::dp::options::{Embedding, Precision};
+use crate::model::dp::options::Precision;
 use crate::optim::options::{LearningRateOptions, ScaleByWorker};
 use crate::report::lcurve::{Columns, LCurve, ResumeAt, Row};
 use crate::report::progress::Note;
@@ -135,8 +135,7 @@ fn learner(
     setup: &Arc<Setup>,
     rates: &LearningRateOptions,
 ) -> Result<Box<dyn Learner>> {
-    let precisions = (setup.model.descriptor().precision, setup.model.options.fitting.precision);
-    let single = precisions == (Precision::Float32, Precision::Float32);
+    let single = setup.model.options.precision() == Precision::Float32;
     if let Some((gpu, shared)) = &session.gpu {
         let numbers = match (single, setup.input.training.gpu_products) {
             (false, _) => Numbers::F64,
@@ -164,16 +163,14 @@ fn on_cpu<T: Real>(
     setup: &Arc<Setup>,
     rates: &LearningRateOptions,
 ) -> Result<Box<dyn Learner>> {
-    let mode = match setup.model.descriptor().embedding {
-        Embedding::Chebyshev => EmbeddingMode::Chebyshev { min_distance: setup.min_distance },
-        Embedding::Direct => EmbeddingMode::Direct,
-    };
+    let mode = EmbeddingMode::Chebyshev { min_distance: setup.min_distance };
     let engine = CpuEngine::<T>::new(setup.model.clone(), session.threads.compute, mode);
     let mut engine = team.agree(engine)?;
     if let Some(state) = &setup.resumed {
         engine.resume(&state.engine);
     }
-    let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr);
+    let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr)
+        .without(&setup.model.options.atom_exclude_types);
     Ok(Box::new(deep_potential::learner(team, session.threads, setup, engine, loss)?))
 }
 
