@@ -39,7 +39,8 @@ pub fn gather_slices(ranks: &mut dyn Communicator, x: &mut [f64], slice: Range<u
         let (words, _) = theirs.as_chunks::<8>();
         let Some((start, numbers)) = words.split_first() else { continue };
         let out = x.get_mut(u64::from_le_bytes(*start) as usize..);
-        let out = out.ok_or_else(|| err!("a rank gathers something else: the ranks have come apart"))?.iter_mut();
+        let out =
+            out.ok_or_else(|| err!("a rank gathers something else: the ranks have come apart"))?.iter_mut();
         out.zip(numbers).for_each(|(x, bytes)| *x = f64::from_le_bytes(*bytes));
     }
     Ok(())
