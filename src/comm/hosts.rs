@@ -12,7 +12,7 @@ use super::shm::{self, Shm};
 use super::store::texts;
 use super::vectors::{CommonVector, RankVector, slice_of};
 use super::{CommOptions, Communicator};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Ranks joined by links between all pairs, and on each host by memory.
 struct Hosts<L: Link> {
@@ -22,6 +22,9 @@ struct Hosts<L: Link> {
     /// The ranks that have my place on each host, by host.
     peers: Vec<usize>,
     name: String,
+    /// The first error, of the pairs or of this host. After it neither may carry anything more: a rank that was late may yet pass
+    /// what this one has given up, and would take whatever comes next for what it waits for.
+    failed: Option<Error>,
 }
 
 /// Lets the ranks of each host share memory, where there are several hosts with as many ranks each. All ranks call it.
@@ -47,7 +50,7 @@ pub fn arrange_by<L: Link + 'static>(
         Ok(here) if !failed => {
             let name = format!("{}, shared memory on each host", all.name());
             let here = here.among(members, all.size());
-            Ok(Box::new(Hosts { all, here, peers, name }))
+            Ok(Box::new(Hosts { all, here, peers, name, failed: None }))
         }
         _ => {
             log::debug!("no shared memory on each host: {verdict}");
@@ -81,17 +84,15 @@ impl<L: Link> Hosts<L> {
         slice_of(n, self.here.size(), self.here.rank())
     }
 
-    /// A collective of the pairs.
-    fn ask<T>(&mut self, work: impl FnOnce(&mut Pairwise<L>) -> Result<T>) -> Result<T> {
-        let outcome = work(&mut self.all);
-        self.pass_on(outcome)
-    }
-
-    /// Tells the ranks of this host, and of the others, why there is no hope.
-    fn pass_on<T>(&self, outcome: Result<T>) -> Result<T> {
-        outcome.inspect_err(|verdict| {
+    /// A collective, unless one has failed. A failure is told to the ranks of this host and of the others.
+    fn together<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        work(self).inspect_err(|verdict| {
             self.here.follow(verdict.message());
             self.all.follow(verdict.message());
+            self.failed = Some(verdict.clone());
         })
     }
 }
@@ -107,13 +108,13 @@ impl<L: Link> Communicator for Hosts<L> {
         self.all.size()
     }
     fn all_reduce_sum_f64(&mut self, x: &mut [f64]) -> Result<()> {
-        self.ask(|all| all.all_reduce_sum_f64(x))
+        self.together(|hosts| hosts.all.all_reduce_sum_f64(x))
     }
     fn all_reduce_sum_f32(&mut self, x: &mut [f32]) -> Result<()> {
-        self.ask(|all| all.all_reduce_sum_f32(x))
+        self.together(|hosts| hosts.all.all_reduce_sum_f32(x))
     }
     fn all_reduce_sum_i64(&mut self, x: &mut [i64]) -> Result<()> {
-        self.ask(|all| all.all_reduce_sum_i64(x))
+        self.together(|hosts| hosts.all.all_reduce_sum_i64(x))
     }
 
     fn slice(&self, n: usize) -> Range<usize> {
@@ -123,42 +124,36 @@ impl<L: Link> Communicator for Hosts<L> {
     }
 
     fn rank_vector(&mut self, n: usize) -> Result<RankVector> {
-        let vector = self.here.rank_vector(n);
-        self.pass_on(vector)
+        self.together(|hosts| hosts.here.rank_vector(n))
     }
 
     fn common_vector(&mut self, x: Vec<f64>) -> Result<CommonVector> {
-        let vector = self.here.common_vector(x);
-        self.pass_on(vector)
+        self.together(|hosts| hosts.here.common_vector(x))
     }
 
     fn reduce_scatter(&mut self, x: &mut RankVector) -> Result<()> {
         let here = self.slice_here(x.len());
-        let met = self.here.reduce_scatter(x);
-        self.pass_on(met)?;
+        self.together(|hosts| hosts.here.reduce_scatter(x))?;
         // SAFETY: the slice of this rank on its host, once.
         unsafe { x.sums().add_up(here.clone()) };
         x.set_summed(true);
-        let summed = self.all.reduce_scatter_among(&self.peers, &mut x[here]);
-        self.pass_on(summed)
+        self.together(|hosts| hosts.all.reduce_scatter_among(&hosts.peers, &mut x[here]))
     }
 
     fn all_gather_slices(&mut self, x: &mut CommonVector) -> Result<()> {
         let here = self.slice_here(x.len());
-        let gathered = self.all.all_gather_among(&self.peers, &mut x[here]);
-        self.pass_on(gathered)?;
-        let met = self.here.all_gather_slices(x);
-        self.pass_on(met)
+        self.together(|hosts| hosts.all.all_gather_among(&hosts.peers, &mut x[here]))?;
+        self.together(|hosts| hosts.here.all_gather_slices(x))
     }
 
     fn broadcast(&mut self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
-        self.ask(|all| all.broadcast(root, bytes))
+        self.together(|hosts| hosts.all.broadcast(root, bytes))
     }
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.ask(|all| all.all_gather(bytes))
+        self.together(|hosts| hosts.all.all_gather(bytes))
     }
     fn barrier(&mut self) -> Result<()> {
-        self.ask(|all| all.barrier())
+        self.together(|hosts| hosts.all.barrier())
     }
     fn abort(&self, why: &str) {
         self.here.abort(why);
@@ -168,7 +163,8 @@ impl<L: Link> Communicator for Hosts<L> {
         self.all.hurry();
     }
     fn finish(self: Box<Self>) -> Result<()> {
-        let Hosts { all, here, .. } = *self;
+        let Hosts { all, here, failed, .. } = *self;
+        failed.map_or(Ok(()), Err)?;
         Box::new(here).finish()?;
         Box::new(all).finish()
     }

@@ -105,7 +105,7 @@ pub struct Pairwise<L: Link> {
     group: Option<Vec<usize>>,
     /// Rank and size in the whole job.
     world: (usize, usize),
-    /// The first error. After it messages would be taken for others.
+    /// The first error. After it messages would be taken for others, here and by a rank that was late.
     failed: Option<Error>,
 }
 
@@ -145,9 +145,6 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn exchange(&mut self, what: &'static str, out: Option<Out>, into: Option<Into>) -> Result<()> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
         let number = |rank: usize| self.group.as_ref().map_or(rank, |group| group[rank]);
         let out = out.filter(|(_, bytes)| !bytes.is_empty()).map(|(to, bytes)| (number(to), bytes));
         let into = into.filter(|(_, bytes)| !bytes.is_empty()).map(|(from, bytes)| (number(from), bytes));
@@ -193,7 +190,7 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn scatter_slices(&mut self, x: &mut [f64]) -> Result<()> {
-        self.enter();
+        self.enter()?;
         let (n, owners) = (x.len(), owners(self.size));
         match is_short(8 * n) {
             true => self.sum_in_pairs("reduce-scatter", x),
@@ -202,7 +199,7 @@ impl<L: Link> Pairwise<L> {
     }
 
     fn gather_slices(&mut self, x: &mut [f64]) -> Result<()> {
-        self.enter();
+        self.enter()?;
         let (n, owners) = (x.len(), owners(self.size));
         match is_short(8 * n) {
             true => Ok(()),
@@ -216,15 +213,20 @@ impl<L: Link> Pairwise<L> {
         }
     }
 
-    fn enter(&mut self) {
+    /// Begins a collective. Not after a failure: see `failed`.
+    fn enter(&mut self) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
         self.entered += 1;
         if let Some(star) = &self.star {
             star.enter();
         }
+        Ok(())
     }
 
     fn all_reduce<T: Element>(&mut self, x: &mut [T]) -> Result<()> {
-        self.enter();
+        self.enter()?;
         self.sum("all-reduce", x)
     }
 
@@ -467,7 +469,7 @@ impl<L: Link> Communicator for Pairwise<L> {
 
     fn broadcast(&mut self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
         assert!(root < self.size, "a broadcast from a rank that does not exist");
-        self.enter();
+        self.enter()?;
         let mut length = (bytes.len() as u64).to_le_bytes();
         self.spread("broadcast", root, &mut length)?;
         bytes.resize(u64::from_le_bytes(length) as usize, 0);
@@ -475,7 +477,7 @@ impl<L: Link> Communicator for Pairwise<L> {
     }
 
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.enter();
+        self.enter()?;
         let (rank, size) = (self.rank, self.size);
         let mut lengths = vec![0i64; size];
         lengths[rank] = bytes.len() as i64;
@@ -493,7 +495,7 @@ impl<L: Link> Communicator for Pairwise<L> {
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.enter();
+        self.enter()?;
         self.sum("barrier", &mut [0i64])
     }
 

@@ -200,7 +200,7 @@ fn what_the_others_say_after_they_gave_a_late_rank_up_is_not_what_it_came_for() 
     let mut group = super::local_group_with(2, &options);
     let (mut one, mut zero) = (group.pop().unwrap(), group.pop().unwrap());
     let error = zero.all_gather(b"state").unwrap_err();
-    assert!(error.message().starts_with("rank 1 "), "{error}");
+    assert!(error.message().contains("rank 1"), "{error}");
     for _ in 0..3 {
         assert_eq!(zero.all_gather(error.message().as_bytes()).unwrap_err().message(), error.message());
     }

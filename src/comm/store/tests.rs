@@ -87,6 +87,42 @@ fn a_rank_that_dies_on_another_host_is_named_on_all() {
     });
 }
 
+/// Rank 0 gives rank 1 up in the memory of their host, and ends as runs do, with a barrier. Rank 1 comes yet, passes that memory,
+/// and must not take what the barrier would send for a term of its sum.
+#[test]
+fn a_rank_that_gave_up_on_its_host_sends_nothing_more_between_hosts() {
+    let short = Duration::from_millis(300);
+    let options = CommOptions { late_limit: short, warn_after: short, ..CommOptions::default() };
+    // Few numbers: a gather of them is a barrier in the memory of each host, and nothing between hosts.
+    let with_vector = |mut comm: Box<dyn Communicator>| {
+        let common = comm.common_vector(vec![0.0; 100]).unwrap();
+        (comm, common)
+    };
+    let mut members: Vec<_> = std::thread::scope(|scope| {
+        let group = group(4, "late", &options, on_two_hosts);
+        let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(move || with_vector(comm))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    let (mut late, mut its_common) = members.remove(1);
+    std::thread::scope(|scope| {
+        for (comm, common) in &mut members {
+            scope.spawn(move || match comm.rank() {
+                0 => {
+                    comm.all_gather_slices(common).unwrap_err();
+                    comm.barrier().unwrap_err();
+                }
+                _ => {
+                    comm.all_gather_slices(common).unwrap();
+                    comm.all_reduce_sum_i64(&mut [1]).unwrap_err();
+                }
+            });
+        }
+    });
+    late.all_gather_slices(&mut its_common).unwrap();
+    let error = late.all_reduce_sum_i64(&mut [1]).unwrap_err();
+    assert!(error.message().contains("rank 1"), "{error}");
+}
+
 #[test]
 fn tcp_passes_for_every_number_of_ranks() {
     for &n in RANKS.iter().filter(|&&n| n > 1) {
