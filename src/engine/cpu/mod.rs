@@ -209,7 +209,7 @@ impl<T: Real> Engine for CpuEngine<T> {
         let states = self.parts.iter().map(Part::state);
         match self.model.options.descriptors.is_hybrid {
             true => states.collect(),
-            false => states.last().unwrap_or_default(),
+            false => states.next_back().unwrap_or_default(),
         }
     }
 
