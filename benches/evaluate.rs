@@ -1,6 +1,6 @@
 //! Atoms a millisecond of evaluations with a neighbour list, on a GPU and on CPU threads.
 //!
-//!     cargo bench --bench evaluate -- --model model.dp --data examples/water/data_0 [--sizes 4] [--numbers float64,tf32]
+//!     cargo bench --bench evaluate -- --model model.dp --data examples/water/data_0 [--first 0] [--sizes 4] [--numbers float64,tf32]
 //!
 //! A frame of water is repeated; lists reach 2 A beyond the cutoff, as those of LAMMPS do. A row has the best and the median of
 //! several evaluations in which only positions change, then the parts of one in which the host waits after each, and what a new list
@@ -30,6 +30,8 @@ const MOST_ON_CPU: usize = 13_000;
 struct Options {
     model: PathBuf,
     data: PathBuf,
+    /// The first size, and the one after the last.
+    first: usize,
     sizes: usize,
     numbers: Vec<(&'static str, Numbers)>,
     device: DeviceChoice,
@@ -40,6 +42,7 @@ impl Options {
         let mut options = Options {
             model: "../shared/trained/water_40k.dp".into(),
             data: "examples/water/data_0".into(),
+            first: 0,
             sizes: SIZES.len(),
             numbers: vec![("float64", Numbers::F64), ("float32", Numbers::F32), ("tf32", Numbers::Tf32)],
             device: DeviceChoice::Cuda(None),
@@ -50,6 +53,9 @@ impl Options {
             match word.as_str() {
                 "--model" => options.model = value.into(),
                 "--data" => options.data = value.into(),
+                "--first" => {
+                    options.first = value.parse().map_err(|_| Error::new("--first wants a number"))?
+                }
                 "--sizes" => {
                     options.sizes = value.parse().map_err(|_| Error::new("--sizes wants a number"))?
                 }
@@ -207,7 +213,7 @@ fn main() -> Result<()> {
     for (name, numbers) in &options.numbers {
         let device = program::open(&gpu.cuda, gpu.index, *numbers, model.descriptor().form(), &env)?;
         let mut evaluator = Evaluator::new(&device, &model, &params, min_distance)?;
-        for times in SIZES.into_iter().take(options.sizes) {
+        for times in SIZES.into_iter().take(options.sizes).skip(options.first) {
             let large = repeated(&frame, times);
             let n = large.n_atoms();
             let rcut = model.descriptor().rcut;

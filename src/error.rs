@@ -23,6 +23,8 @@ pub enum ErrorKind {
     Io(std::io::ErrorKind),
     /// An input or an argument that cannot be meant.
     Input,
+    /// Training has led to a loss that is no number.
+    Diverged,
     #[default]
     Other,
 }

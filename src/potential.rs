@@ -119,7 +119,7 @@ impl Potential {
 
     /// Atoms farther apart than this do not see each other, A.
     pub fn rcut(&self) -> f64 {
-        self.predictor.model().descriptor().rcut
+        self.predictor.model().listed.rcut
     }
 
     /// Numbers that describe a whole configuration, such as a temperature.
@@ -214,6 +214,7 @@ impl Potential {
     }
 
     fn check_parameters(&self, fparam: &[f64], aparam: &[f64], n_atoms: usize) -> Result<()> {
+        let fparam = self.predictor.model().options.fitting.fparam_or_default(fparam);
         let wanted = (self.numb_fparam(), self.numb_aparam() * n_atoms);
         if (fparam.len(), aparam.len()) != wanted {
             bail!(

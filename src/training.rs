@@ -89,6 +89,7 @@ impl Training {
             pytorch_conventions: false,
             device: DeviceChoice::Auto,
             profile: false,
+            find_rate: false,
             dashboard: None,
             no_backup: false,
             zero_on_stop: false,

@@ -28,7 +28,7 @@ fn good(name: &str) -> (Input, Value) {
 }
 
 fn se_e2_a(input: &Input) -> &DescriptorOptions {
-    &input.model.descriptor
+    &input.model.descriptors.list[0]
 }
 
 #[test]

@@ -171,6 +171,39 @@ fn kernels_that_run_on_the_cpu_train_as_the_cpu_engine_does() {
     same_as_on_the_cpu(&place, &folder);
 }
 
+/// Parameters and the state of the optimiser, by name; also after a restart, and on either device.
+#[test]
+fn hybrid_muon_moves_parameters_as_on_the_cpu_and_goes_on_after_a_restart() {
+    if !can_run_kernels() {
+        return;
+    }
+    let place = Place::with_data();
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    let path = std::env::var("PATH").unwrap_or_default();
+    let on_gpu = [("FAKE_CUDA_RUNS", "1"), ("PATH", path.as_str())];
+    let train = |steps: u64, line: &str| {
+        let mut input = small_input(steps, 1);
+        input["optimizer"] = json!({"type": "HybridMuon"});
+        input["training"]["gradient_max_norm"] = json!(0.5);
+        place.input("input.json", &input);
+        dp(&place, &folder, &format!("train input.json --no-backup {line}"), &on_gpu).succeeds();
+        checkpoint::load(&place.path(&format!("model.ckpt-{steps}.phx"))).unwrap().into_numbers()
+    };
+    let cpu = train(5, "--device cpu");
+    let near = |found: &[Vec<f64>]| {
+        assert_eq!(found.len(), cpu.len());
+        for (a, b) in found.iter().flatten().zip(cpu.iter().flatten()) {
+            assert!((a - b).abs() <= 1e-9 * (1.0 + b.abs()), "{a} on the GPU, {b} on the CPU");
+        }
+    };
+    let gpu = train(5, "--device cuda");
+    near(&gpu);
+    train(3, "--device cuda");
+    assert_eq!(train(5, "--device cuda --restart model.ckpt"), gpu, "a restart has the same bits");
+    train(3, "--device cpu");
+    near(&train(5, "--device cuda --restart model.ckpt"));
+}
+
 /// The learning curve.
 fn curve(place: &Place) -> Vec<Vec<f64>> {
     let numbers = |line: &str| line.split_whitespace().map(|x| x.parse::<f64>().unwrap()).collect::<Vec<_>>();

@@ -67,7 +67,7 @@ fn a_float64_model_by_deepmd_kit_has_the_known_numbers_in_both_formats() {
     for extension in ["dp", "yaml"] {
         let model = read_model(&golden(&format!("one_side_f64.{extension}"))).unwrap();
         check_golden("one_side_f64", &model);
-        let descriptor = &model.options.descriptor;
+        let descriptor = &model.options.descriptors.list[0];
         assert_eq!(descriptor.sel, Sel::Fixed(vec![3, 4]));
         assert_eq!((descriptor.rcut, descriptor.rcut_smth), (4.0, 0.5));
         assert_eq!(descriptor.form(), Form::Directions { axis: 2 });
@@ -86,7 +86,7 @@ fn a_float32_model_by_deepmd_kit_has_the_known_numbers_in_both_formats() {
     for extension in ["dp", "yaml"] {
         let model = read_model(&golden(&format!("two_side_f32.{extension}"))).unwrap();
         check_golden("two_side_f32", &model);
-        let descriptor = &model.options.descriptor;
+        let descriptor = &model.options.descriptors.list[0];
         assert_eq!(descriptor.activation, Activation::Silut { threshold: 3.5 });
         assert_eq!(descriptor.exclude_types, [(0, 1)]);
         assert_eq!((descriptor.precision, descriptor.env_protection), (Precision::Float32, 1e-6));
@@ -143,7 +143,7 @@ fn reference_models_read_and_come_back_or_say_what_is_not_supported() {
 /// A model of so many types, one net for each pair: its JSON is far beyond what fits into an HDF5 header.
 fn many_types(n_types: usize) -> DpModel {
     let mut model = read_model(&golden("one_side_f64.dp")).unwrap();
-    let descriptor = &mut model.options.descriptor;
+    let descriptor = &mut model.options.descriptors.list[0];
     descriptor.sel = Sel::Fixed(vec![2; n_types]);
     descriptor.type_one_side = false;
     model.options.type_map = (0..n_types).map(|i| format!("X{i}")).collect();

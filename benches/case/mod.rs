@@ -84,7 +84,7 @@ impl Variant {
     }
 
     fn apply(&self, model: &mut ModelOptions) {
-        let se = &mut model.descriptor;
+        let se = &mut model.descriptors.list[0];
         (se.rcut, se.sel, se.neuron) = (self.rcut, Sel::Fixed(self.sel.clone()), self.embedding.clone());
         model.fitting.neuron = self.fitting.clone();
         let trainable = model.fitting.trainable[0];

@@ -80,6 +80,10 @@ struct TrainFlags {
     /// At the end, tell where the time went (Phalanx only)
     #[arg(long)]
     profile: bool,
+    /// Instead of training: try learning rates in a short run and propose learning_rate.start_lr; the curve goes to find_lr.out
+    /// (Phalanx only)
+    #[arg(long, conflicts_with_all = ["restart", "resume", "dashboard", "profile"])]
+    find_lr: bool,
     /// Serve a page that shows the run: curves, speed, log (Phalanx only)
     #[arg(
         long,
@@ -133,6 +137,7 @@ impl TrainFlags {
             pytorch_conventions: global.backend == Some(Backend::PyTorch),
             device: self.device,
             profile: self.profile,
+            find_rate: self.find_lr,
             dashboard: self
                 .dashboard
                 .map(|options| if self.dashboard_for_all { options.for_all() } else { options }),

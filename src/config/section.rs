@@ -31,6 +31,12 @@ impl<'a> Section<'a> {
         Some(Section { value, path: join(&self.path, key) })
     }
 
+    /// The objects of a list.
+    pub fn sections(&self, key: &str) -> Vec<Section<'a>> {
+        let path = |i: usize| format!("{}[{i}]", join(&self.path, key));
+        self.list(key).iter().enumerate().map(|(i, value)| Section { value, path: path(i) }).collect()
+    }
+
     /// The value of a key; `None` where it is absent or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.value.get(key).filter(|v| !v.is_null())

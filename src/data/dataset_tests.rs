@@ -16,6 +16,7 @@ const WANTS: Wants = Wants {
     atom_pref: false,
     atom_ener_coeff: false,
     numb_fparam: 0,
+    fparam_has_default: false,
     numb_aparam: 0,
 };
 

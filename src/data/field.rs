@@ -11,6 +11,8 @@ pub struct Wants {
     pub atom_ener_coeff: bool,
     /// Length of `fparam`; 0 means that the model has none.
     pub numb_fparam: usize,
+    /// A model that knows what frames without `fparam` have needs none.
+    pub fparam_has_default: bool,
     /// Length of `aparam` for each atom; 0 means that the model has none.
     pub numb_aparam: usize,
 }
@@ -114,6 +116,7 @@ impl Field {
             Field::AtomEnergy => optional(wants.atom_energy),
             Field::AtomPref => optional(wants.atom_pref),
             Field::AtomEnerCoeff => optional(wants.atom_ener_coeff),
+            Field::Fparam if wants.fparam_has_default => optional(wants.numb_fparam > 0),
             Field::Fparam => must(wants.numb_fparam > 0),
             Field::Aparam => must(wants.numb_aparam > 0),
         }

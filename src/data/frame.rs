@@ -11,7 +11,7 @@ pub struct Frame {
     pub coord: Vec<f64>,
     /// Rows are the lattice vectors; `None` means open boundaries.
     pub cell: Option<[f64; 9]>,
-    /// `[numb_fparam]`, empty where the model has none.
+    /// `[numb_fparam]`, empty where the model has none, or the file where the model has a default.
     pub fparam: Vec<f64>,
     /// `[n_atoms, numb_aparam]`, empty where the model has none.
     pub aparam: Vec<f64>,

@@ -164,34 +164,49 @@ fn damaged(cause: impl std::fmt::Display) -> Error {
 struct Names {
     /// Names of the types, with spaces.
     types: String,
-    hash: String,
     n_types: usize,
+    /// For each descriptor.
+    parts: Vec<PartNames>,
+}
+
+/// What differs between descriptors. Those with the same cutoffs and slots have the same statistics.
+struct PartNames {
+    hash: String,
     /// Kinds of numbers in a row of the environment matrix.
     kinds: &'static [char],
 }
 
 impl Names {
     fn of(model: &ModelOptions) -> Names {
-        let se = &model.descriptor;
         let n_types = model.type_map.len();
-        let kinds: &[char] = match se.form() {
-            Form::Directions { .. } => &['r', 'a'],
-            Form::Distances { .. } => &['r'],
+        let part = |se: &DescriptorOptions| {
+            let kinds: &[char] = match se.form() {
+                Form::Directions { .. } => &['r', 'a'],
+                Form::Distances { .. } => &['r'],
+            };
+            PartNames { hash: hash(se, n_types), kinds }
         };
-        Names { types: model.type_map.join(" "), hash: hash(se, n_types), n_types, kinds }
+        let parts = model.descriptors.list.iter().map(part).collect();
+        Names { types: model.type_map.join(" "), n_types, parts }
     }
 
     fn top(&self, name: &str) -> String {
         format!("{}/{name}", self.types)
     }
 
-    fn row(&self, kind: char, t: usize) -> String {
-        format!("{}/{}/{kind}_{t}", self.types, self.hash)
+    /// The rows of one descriptor after another, of each type after type.
+    fn rows(&self) -> impl Iterator<Item = (&PartNames, usize)> {
+        self.parts.iter().flat_map(|part| (0..self.n_types).map(move |t| (part, t)))
+    }
+
+    fn row(&self, part: &PartNames, kind: char, t: usize) -> String {
+        format!("{}/{}/{kind}_{t}", self.types, part.hash)
     }
 
     fn all(&self) -> Vec<String> {
         let top = [BIAS[0], BIAS[1], "fparam", "aparam", "observed_type", UNFINISHED];
-        let rows = (0..self.n_types).flat_map(|t| self.kinds.iter().map(move |&kind| self.row(kind, t)));
+        let rows = self.rows();
+        let rows = rows.flat_map(|(part, t)| part.kinds.iter().map(move |&kind| self.row(part, kind, t)));
         top.iter().map(|name| self.top(name)).chain(rows).collect()
     }
 }
@@ -223,11 +238,11 @@ impl Reader<'_> {
     fn summary(&self, model: &ModelOptions) -> Result<Summary> {
         let n = self.names.n_types;
         let mut rows = Some(Vec::new());
-        for t in 0..n {
+        for (part, t) in self.names.rows() {
             // Of r, then of a.
             let mut found = [Moments::default(); 2];
-            for (moments, &kind) in found.iter_mut().zip(self.names.kinds) {
-                match self.moments(&self.names.row(kind, t), 1)? {
+            for (moments, &kind) in found.iter_mut().zip(part.kinds) {
+                match self.moments(&self.names.row(part, kind, t), 1)? {
                     Some(known) => *moments = known[0],
                     None => rows = None,
                 }
@@ -276,9 +291,12 @@ impl Reader<'_> {
 fn items_of(summary: &Summary, model: &ModelOptions, names: &Names) -> Items {
     let mut items = Items::new();
     let three = |m: &Moments| [m.count, m.sum, m.squares];
-    for (t, (r, a)) in summary.rows.iter().flatten().enumerate() {
-        for (&kind, m) in names.kinds.iter().zip([r, a]) {
-            items.insert(names.row(kind, t), Item::Numbers { shape: vec![3], values: three(m).to_vec() });
+    for ((part, t), (r, a)) in names.rows().zip(summary.rows.iter().flatten()) {
+        for (&kind, m) in part.kinds.iter().zip([r, a]) {
+            items.insert(
+                names.row(part, kind, t),
+                Item::Numbers { shape: vec![3], values: three(m).to_vec() },
+            );
         }
     }
     for (name, group) in [("fparam", &summary.fparam), ("aparam", &summary.aparam)] {
@@ -468,7 +486,7 @@ mod tests {
     fn the_hash_is_that_of_deepmd_kit() {
         // DeePMD-kit 3.2.0, `EnvMatStatSe.get_hash` for sel [16, 24, 20], rcut 4, rcut_smth 0.5.
         let mut model = model();
-        let se = &mut model.descriptor;
+        let se = &mut model.descriptors.list[0];
         (se.rcut, se.rcut_smth) = (4.0, 0.5);
         se.sel = crate::model::dp::options::Sel::Fixed(vec![16, 24, 20]);
         assert_eq!(hash(se, 3), "289b4d2f0e4af9571266d63c3343d1356c2656cf");
@@ -491,7 +509,7 @@ mod tests {
         both_forms(|path| {
             let first = model();
             let mut second = model();
-            let se = &mut second.descriptor;
+            let se = &mut second.descriptors.list[0];
             se.rcut += 1.0;
             StatFile::new(path).save(&first, &summary(&first)).unwrap();
             let known = StatFile::new(path).load(&second).unwrap();

@@ -6,7 +6,7 @@ use crate::config::check::check;
 use crate::config::table::{Key, Kind, Table};
 use crate::error::Result;
 use crate::model::dp::Dp;
-use crate::model::dp::options::{MODEL, ModelOptions, Sel};
+use crate::model::dp::options::{MODEL, ModelOptions};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::{bail, err};
 use serde_json::{Value, json};
@@ -64,7 +64,7 @@ pub fn check_numbers(
     min_distance: f64,
     options: &ModelOptions,
 ) -> Result<()> {
-    if matches!(options.descriptor.sel, Sel::Auto(_)) {
+    if !options.descriptors.is_fixed() {
         bail!("the checkpoint says sel = \"auto\", wanted numbers");
     }
     stats.check(options)?;

@@ -3,17 +3,17 @@
 use crate::data::{Frame, System, Wants};
 pub use crate::engine::Evaluation;
 use crate::engine::choice::{DeviceChoice, Gpu};
-use crate::engine::cpu::frame::CpuFrame;
+use crate::engine::cpu::frame::CpuFrames;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::cuda::evaluate::Evaluator;
-use crate::engine::cuda::{CudaEngine, program};
+use crate::engine::cuda::{CudaEngine, form_on_gpu, program};
 use crate::engine::{Engine, Prediction};
 use crate::error::Result;
 use crate::gpu::Numbers;
 use crate::model::dp::Dp;
-use crate::model::dp::geometry::{Geometry, extra_inputs};
-use crate::model::dp::options::{Embedding, Form, Precision};
+use crate::model::dp::geometry::{Geometry, extra_inputs, list_of};
+use crate::model::dp::options::{DescriptorOptions, Embedding, Form, Precision};
 use crate::model::dp::spec::DpModel;
 use crate::neighbor::stat::NeighborStat;
 use crate::neighbor::{Domain, Images};
@@ -30,6 +30,8 @@ const CENTERS: usize = 2048;
 /// Evaluates frames with a model, in the model's precision.
 pub struct Predictor {
     model: Arc<Dp>,
+    /// One for each descriptor.
+    parts: Vec<Arc<Dp>>,
     params: Vec<f64>,
     /// Shortest distance of the training data, where the model file says it.
     min_nbor_dist: Option<f64>,
@@ -62,8 +64,10 @@ impl Predictor {
     pub fn new(model: DpModel, n_threads: usize) -> Result<Self> {
         let min_nbor_dist = model.min_nbor_dist.filter(|r| r.is_finite() && *r > 0.0);
         let (model, params) = Dp::from_spec(model)?;
+        let model = Arc::new(model);
         Ok(Predictor {
-            model: Arc::new(model),
+            parts: model.parts(),
+            model,
             params,
             min_nbor_dist,
             reach: 1.0,
@@ -137,13 +141,17 @@ impl Predictor {
     /// What a prediction needs of a frame beside coordinates, cell and types: no labels.
     pub fn wants(&self) -> Wants {
         let fitting = &self.model.options.fitting;
-        Wants { numb_fparam: fitting.numb_fparam, numb_aparam: fitting.numb_aparam, ..Wants::default() }
+        Wants {
+            numb_fparam: fitting.numb_fparam,
+            fparam_has_default: fitting.default_fparam.is_some(),
+            numb_aparam: fitting.numb_aparam,
+            ..Wants::default()
+        }
     }
 
     /// Float64 where one of the nets is, else float32.
     pub fn precision(&self) -> Precision {
-        let nets = [self.model.descriptor().precision, self.model.options.fitting.precision];
-        if nets.contains(&Precision::Float64) { Precision::Float64 } else { Precision::Float32 }
+        self.model.options.precision()
     }
 
     /// Evaluates frames all at once. Types are those of [`Predictor::type_map`].
@@ -177,8 +185,13 @@ impl Predictor {
         {
             return Ok(found);
         }
-        let geometry = self.loaders.install(|| Geometry::new(&self.model, frame))?;
-        self.evaluate_geometry(&geometry, atom_virial)
+        let list = self.loaders.install(|| list_of(&self.model, frame))?;
+        let of = |part: &Arc<Dp>| {
+            let mut geometry = Geometry::default();
+            geometry.fill_from(part, frame, &list).map(|()| geometry)
+        };
+        let geometries = self.parts.iter().map(of).collect::<Result<Vec<_>>>()?;
+        self.evaluate_geometries(&geometries, atom_virial)
     }
 
     /// Evaluates atoms whose neighbours somebody else has listed.
@@ -199,13 +212,14 @@ impl Predictor {
         {
             return Ok(found);
         }
-        let geometry = self.loaders.install(|| Geometry::of_domain(&self.model, domain, fparam, aparam))?;
-        self.evaluate_geometry(&geometry, atom_virial)
+        let of = |part: &Arc<Dp>| self.loaders.install(|| Geometry::of_domain(part, domain, fparam, aparam));
+        let geometries = self.parts.iter().map(of).collect::<Result<Vec<_>>>()?;
+        self.evaluate_geometries(&geometries, atom_virial)
     }
 
     /// A frame is a domain whose ghosts are images of its own atoms. Its list is made here, on CPU threads.
     fn frame_on_gpu(&mut self, frame: &Frame, atom_virial: bool) -> Result<Option<Evaluation>> {
-        let (rcut, n_types) = (self.model.descriptor().rcut, self.model.n_types());
+        let (rcut, n_types) = (self.model.listed.rcut, self.model.n_types());
         let images = self.loaders.install(|| Images::new(frame, rcut, n_types))?;
         let lists = images.lists();
         let domain = images.domain(&lists);
@@ -259,11 +273,17 @@ impl Predictor {
             )
             .help("use the CPU"));
         };
-        let form = self.model.descriptor().form();
+        let form = form_on_gpu(&self.model)?;
         if !matches!(form, Form::Directions { .. }) {
             return Err(
                 err!("the GPU evaluates descriptors with directions alone (se_e2_a)").help("use the CPU")
             );
+        }
+        if !self.model.options.pair_exclude_types.is_empty() {
+            return Err(err!(
+                "the GPU does not know pairs of types that are no neighbours (pair_exclude_types)"
+            )
+            .help("use the CPU"));
         }
         let env = |name: &str| std::env::var(name).ok();
         let device = program::open(&gpu.cuda, gpu.index, self.gpu_numbers(), form, &env)?;
@@ -275,11 +295,13 @@ impl Predictor {
         self.numbers.unwrap_or(own)
     }
 
-    fn evaluate_geometry(&mut self, geometry: &Geometry, atom_virial: bool) -> Result<Evaluation> {
+    fn evaluate_geometries(&mut self, geometries: &[Geometry], atom_virial: bool) -> Result<Evaluation> {
+        let geometry = &geometries[0];
         if geometry.types.iter().all(|&t| t < 0) {
             return Ok(Evaluation::zeros(geometry.n_atoms(), atom_virial));
         }
-        let shortest = || Ok(geometry.r.iter().copied().fold(f64::INFINITY, f64::min));
+        let distances = geometries.iter().flat_map(|geometry| geometry.r.iter().copied());
+        let shortest = || Ok(distances.clone().fold(f64::INFINITY, f64::min));
         let is_on_gpu = self.gpu.is_some();
         if is_on_gpu && self.beside.is_none() {
             self.beside = Some(self.make_cpu_engine(self.mode(shortest)?)?);
@@ -289,10 +311,10 @@ impl Predictor {
         let engine = if is_on_gpu { &mut self.beside } else { &mut self.engine };
         match engine.as_mut().expect("it was made above") {
             PrecisionEngine::Float32(engine) => {
-                Ok(in_parts(engine, &self.model, &self.params, geometry, atom_virial))
+                Ok(some_at_a_time(engine, &self.params, geometries, atom_virial))
             }
             PrecisionEngine::Float64(engine) => {
-                Ok(in_parts(engine, &self.model, &self.params, geometry, atom_virial))
+                Ok(some_at_a_time(engine, &self.params, geometries, atom_virial))
             }
             PrecisionEngine::Cuda(_) => bail!("this engine takes batches of frames"),
         }
@@ -372,7 +394,7 @@ impl Predictor {
         }
         let numbers = if self.precision() == Precision::Float64 { Numbers::F64 } else { Numbers::F32 };
         let env = |name: &str| std::env::var(name).ok();
-        let device = program::open(&gpu.cuda, gpu.index, numbers, self.model.descriptor().form(), &env)?;
+        let device = program::open(&gpu.cuda, gpu.index, numbers, form_on_gpu(&self.model)?, &env)?;
         let mut engine = match mode {
             EmbeddingMode::Chebyshev { min_distance } => CudaEngine::new(&device, &self.model, min_distance)?,
             EmbeddingMode::Direct => CudaEngine::direct(&device, &self.model)?,
@@ -389,8 +411,8 @@ impl Predictor {
 
     /// The series must reach down to the shortest distance; frames that go below are evaluated by the net itself.
     fn mode(&self, shortest: impl FnOnce() -> Result<f64>) -> Result<EmbeddingMode> {
-        let descriptor = self.model.descriptor();
-        if descriptor.embedding == Embedding::Direct || self.model.tables.is_some() {
+        let is_direct = |se: &DescriptorOptions| se.embedding == Embedding::Direct;
+        if self.model.tables.is_some() || self.model.options.descriptors.list.iter().all(is_direct) {
             return Ok(EmbeddingMode::Direct);
         }
         if let Some(min_distance) = self.min_nbor_dist {
@@ -408,7 +430,7 @@ impl Predictor {
     fn shortest_distance(&self, frames: &[Frame]) -> Result<f64> {
         let mut stat = NeighborStat::empty(self.model.n_types());
         for frame in frames.iter().take(4) {
-            let rcut = self.model.descriptor().rcut;
+            let rcut = self.model.listed.rcut;
             stat = stat.merge(&NeighborStat::of(frame, rcut, self.model.n_types())?);
         }
         Ok(stat.min_distance)
@@ -424,13 +446,13 @@ fn start_loaders(n_threads: usize) -> Result<rayon::ThreadPool> {
 }
 
 /// Evaluates [`CENTERS`] atoms after another, so that memory does not grow with what the nets need for each atom.
-fn in_parts<T: Real>(
+fn some_at_a_time<T: Real>(
     engine: &mut CpuEngine<T>,
-    model: &Dp,
     params: &[f64],
-    geometry: &Geometry,
+    geometries: &[Geometry],
     atom_virial: bool,
 ) -> Evaluation {
+    let (models, geometry) = (engine.models().clone(), &geometries[0]);
     let mut all = Evaluation::zeros(geometry.n_atoms(), atom_virial);
     let add = |sum: &mut [f64], part: &[f64]| sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
     // Ghosts stand behind the last centre.
@@ -438,7 +460,7 @@ fn in_parts<T: Real>(
     let mut part = Prediction::default();
     for first in (0..n_centers).step_by(CENTERS) {
         let centers = first..n_centers.min(first + CENTERS);
-        let frame = CpuFrame::of_centers(model, geometry, centers.clone());
+        let frame = CpuFrames::of_centers(&models, geometries, centers.clone());
         engine.evaluate(&mut part, params, &[&frame]);
         all.energy += part.energy[0];
         all.atom_energy[centers.clone()].copy_from_slice(&part.atom_energy[centers]);

@@ -22,6 +22,8 @@ pub const ENER: Entry<EnerLossOptions> = Entry {
 pub struct EnerLoss {
     options: EnerLossOptions,
     start_lr: f64,
+    /// Types whose atoms do not count.
+    left_out: Vec<usize>,
 }
 
 /// One function of an error: its value and slope.
@@ -50,7 +52,13 @@ impl Sum {
 impl EnerLoss {
     /// `start_lr` is the learning rate at which the prefactors start.
     pub fn new(options: EnerLossOptions, start_lr: f64) -> Self {
-        EnerLoss { options, start_lr }
+        EnerLoss { options, start_lr, left_out: Vec::new() }
+    }
+
+    /// The same without atoms of these types, as DeePMD-kit takes those that have no energy of their own.
+    pub fn without(mut self, types: &[usize]) -> Self {
+        self.left_out = types.to_vec();
+        self
     }
 
     /// Names of the displayed errors, in the order of the terms.
@@ -78,7 +86,7 @@ impl EnerLoss {
         let is_mae = self.options.function == LossFunction::Mae;
         for (k, prefactor) in self.options.prefactors().into_iter().enumerate().filter(|(_, p)| p.is_used()) {
             let weight = prefactor.limit + (prefactor.start - prefactor.limit) * ratio;
-            let view = View { options: &self.options, out, frames, first: &first };
+            let view = View { options: &self.options, out, frames, first: &first, left_out: &self.left_out };
             let sum = match k {
                 0 => view.energy(seeds, weight),
                 1 => view.force(seeds, weight),
@@ -105,18 +113,22 @@ struct View<'a> {
     out: &'a Prediction,
     frames: &'a [&'a Frame],
     first: &'a [usize],
+    left_out: &'a [usize],
 }
 
-/// One over the number of real atoms, in float32 as DeePMD-kit's PyTorch backend has it: so the digits agree.
-fn per_atom(frame: &Frame) -> f64 {
-    f64::from(1.0 / real_atoms(frame).count() as f32)
-}
+impl<'a> View<'a> {
+    /// One over the number of atoms that count, in float32 as DeePMD-kit's PyTorch backend has it: so the digits agree.
+    fn per_atom(&self, frame: &Frame) -> f64 {
+        f64::from(1.0 / self.real_atoms(frame).count() as f32)
+    }
 
-fn real_atoms(frame: &Frame) -> impl Iterator<Item = usize> + '_ {
-    (0..frame.n_atoms()).filter(|&i| frame.types[i] >= 0)
-}
+    /// Atoms that count.
+    fn real_atoms<'f>(&self, frame: &'f Frame) -> impl Iterator<Item = usize> + use<'f, 'a> {
+        let left_out = self.left_out;
+        let counts = move |t: i32| usize::try_from(t).is_ok_and(|t| !left_out.contains(&t));
+        (0..frame.n_atoms()).filter(move |&i| counts(frame.types[i]))
+    }
 
-impl View<'_> {
     fn delta(&self, pick: impl Fn(&options::HuberDeltas) -> f64) -> f64 {
         match &self.options.function {
             LossFunction::Huber(deltas) => pick(deltas),
@@ -139,7 +151,7 @@ impl View<'_> {
     }
 
     /// What the energies of atoms are multiplied by before they are added up, where that is not 1.
-    fn coefficients<'a>(&self, frame: &'a Frame) -> Option<&'a [f64]> {
+    fn coefficients<'f>(&self, frame: &'f Frame) -> Option<&'f [f64]> {
         if self.options.enable_atom_ener_coeff { frame.labels.atom_ener_coeff.as_deref() } else { None }
     }
 
@@ -147,11 +159,13 @@ impl View<'_> {
         let mut sum = Sum::of(self.frames.len() as f64);
         let delta = self.delta(|d| d.energy);
         for (f, frame) in self.frames.iter().enumerate() {
-            let per_atom = per_atom(frame);
+            let per_atom = self.per_atom(frame);
             let coefficients = self.coefficients(frame);
             let predicted = match coefficients {
                 None => self.out.energy[f],
-                Some(c) => real_atoms(frame).map(|i| c[i] * self.out.atom_energy[self.first[f] + i]).sum(),
+                Some(c) => {
+                    self.real_atoms(frame).map(|i| c[i] * self.out.atom_energy[self.first[f] + i]).sum()
+                }
             };
             let error = predicted - frame.labels.energy?;
             let (p, slope) = self.extensive(error, per_atom, delta);
@@ -162,7 +176,7 @@ impl View<'_> {
             match coefficients {
                 None => seeds.dl_energy[f] += seed,
                 Some(c) => {
-                    for i in real_atoms(frame) {
+                    for i in self.real_atoms(frame) {
                         seeds.dl_atom_energy[self.first[f] + i] += c[i] * seed;
                     }
                 }
@@ -175,7 +189,7 @@ impl View<'_> {
         let mut sum = Sum::of(9.0 * self.frames.len() as f64);
         let delta = self.delta(|d| d.virial);
         for (f, frame) in self.frames.iter().enumerate() {
-            let per_atom = per_atom(frame);
+            let per_atom = self.per_atom(frame);
             let label = frame.labels.virial?;
             for k in 0..9 {
                 let error = self.out.virial[f][k] - label[k];
@@ -190,7 +204,7 @@ impl View<'_> {
     }
 
     fn n_real(&self) -> f64 {
-        self.frames.iter().map(|frame| real_atoms(frame).count()).sum::<usize>() as f64
+        self.frames.iter().map(|frame| self.real_atoms(frame).count()).sum::<usize>() as f64
     }
 
     /// The force error of an atom and what it was divided by.
@@ -213,7 +227,7 @@ impl View<'_> {
         let delta = self.delta(|d| d.force);
         for (f, frame) in self.frames.iter().enumerate() {
             let label = frame.labels.force.as_ref()?;
-            for i in real_atoms(frame) {
+            for i in self.real_atoms(frame) {
                 let (error, norm) = self.force_error(f, i, label);
                 let length = error.iter().map(|x| x * x).sum::<f64>().sqrt();
                 sum.errors.square += length * length;
@@ -245,7 +259,7 @@ impl View<'_> {
                 None if self.options.use_default_pf => None,
                 None => return None,
             };
-            for i in real_atoms(frame) {
+            for i in self.real_atoms(frame) {
                 let (error, norm) = self.force_error(f, i, label);
                 for k in 0..3 {
                     let pref = pref.map_or(1.0, |pref| pref[3 * i + k]);
@@ -266,7 +280,7 @@ impl View<'_> {
         let delta = self.delta(|d| d.energy);
         for (f, frame) in self.frames.iter().enumerate() {
             let label = frame.labels.atom_energy.as_ref()?;
-            for i in real_atoms(frame) {
+            for i in self.real_atoms(frame) {
                 let error = self.out.atom_energy[self.first[f] + i] - label[i];
                 let (p, slope) = penalty(self.options.function, delta, error);
                 sum.penalty += p / sum.errors.count;

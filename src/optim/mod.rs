@@ -125,7 +125,7 @@ fn share_out(costs: &[f64], size: usize) -> Vec<Range<usize>> {
 }
 
 /// Overwrites part of a state with what a checkpoint has under this name.
-fn restored(arrays: &Arrays, name: &str, out: &mut [f64]) -> Result<()> {
+pub fn restored(arrays: &Arrays, name: &str, out: &mut [f64]) -> Result<()> {
     let found = f64s_of(arrays, name)?;
     if found.len() != out.len() {
         return Err(err!("found {} numbers in {name}, wanted {}", found.len(), out.len())

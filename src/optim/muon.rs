@@ -16,8 +16,9 @@ use crate::comm::vectors::gather_slices;
 use crate::config::registry::{Entry, Named};
 use crate::config::{Key, Kind, Section, Variant};
 use crate::engine::cpu::pool::{Parts, Pool};
+use crate::engine::cuda::muon::{MatrixPlan, MuonPlan};
 use crate::error::Result;
-use crate::model::params::ParamView;
+use crate::model::params::{ParamTable, ParamView};
 use std::ops::Range;
 
 /// Both on the list of optimisers.
@@ -25,7 +26,7 @@ pub const HYBRID_MUON: Entry<OptimizerChoice> = Entry {
     named: Named::Type(Variant::of(
         "HybridMuon",
         HYBRID_KEYS,
-        "Muon for matrices, Adam for vectors; on the CPU only",
+        "Muon for matrices, Adam for vectors; on a GPU with float64",
     )),
     resolve: |section| Ok(OptimizerChoice::new(MuonOptions::hybrid(section))),
 };
@@ -149,6 +150,37 @@ impl MuonOptions {
         }
     }
 
+    /// What a device must know to make the same updates. `None`: it has none of this kind.
+    pub fn on_device(&self, table: &ParamTable) -> Option<MuonPlan> {
+        let Flavor::Hybrid { damped, .. } = self.flavor else { return None };
+        let (matrices, vectors) = self.divide(table);
+        let matrices = matrices.into_iter().map(|m| {
+            let recipe = self.recipe(m.shape);
+            let (least, adds_least) = recipe.least();
+            let (polynomials, scale) = (recipe.polynomials(), self.scale(m.shape));
+            MatrixPlan { range: m.range, shape: m.shape, polynomials, scale, least, adds_least }
+        });
+        Some(MuonPlan {
+            matrices: matrices.collect(),
+            vectors,
+            momentum: self.momentum,
+            weight_decay: self.weight_decay,
+            is_damped: damped,
+        })
+    }
+
+    /// The trained parameters: what is orthogonalised, and what is not.
+    fn divide(&self, table: &ParamTable) -> (Vec<Matrix>, Vec<Range<usize>>) {
+        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
+        for view in table.views().iter().filter(|view| view.trainable) {
+            match self.matrix(view) {
+                Some(matrix) => matrices.push(matrix),
+                None => vectors.push(view.range()),
+            }
+        }
+        (matrices, vectors)
+    }
+
     /// Whether, and as which matrix, a block of parameters is orthogonalised. HybridMuon takes a single row or column for a
     /// vector.
     fn matrix(&self, view: &ParamView) -> Option<Matrix> {
@@ -184,7 +216,7 @@ const SCORE_DECAY: f64 = 0.9;
 const SHORTEST: f64 = 0.1;
 
 /// What its arrays are called in a checkpoint.
-const NAMES: [&str; 3] = ["muon_first_moment", "muon_second_moment", "muon_alignment"];
+pub const NAMES: [&str; 3] = ["muon_first_moment", "muon_second_moment", "muon_alignment"];
 
 /// A block of parameters that is a matrix.
 #[derive(Debug, Clone)]
@@ -215,14 +247,7 @@ pub struct Muon {
 impl Muon {
     /// An optimiser that has seen no gradient yet.
     pub fn new(options: MuonOptions, target: &Target) -> Self {
-        let trained = target.table.views().iter().filter(|view| view.trainable);
-        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
-        for view in trained {
-            match options.matrix(view) {
-                Some(matrix) => matrices.push(matrix),
-                None => vectors.push(view.range()),
-            }
-        }
+        let (matrices, vectors) = options.divide(target.table);
         let cost = |m: &Matrix| (m.range.len() * m.shape[0].min(m.shape[1])) as f64;
         let costs: Vec<f64> = matrices.iter().map(cost).collect();
         let n = target.table.len();

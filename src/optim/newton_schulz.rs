@@ -10,7 +10,7 @@ use crate::engine::cpu::pool::{Parts, Pool};
 const STRIP: usize = 48;
 
 /// Coefficients of X, of (X X^T) X and of (X X^T)^2 X.
-type Polynomial = [f64; 3];
+pub type Polynomial = [f64; 3];
 
 /// Grows small singular values fast, and leaves all between 0.7 and 1.2.
 pub const FAST: Polynomial = [3.4445, -4.775, 2.0315];
@@ -37,6 +37,29 @@ pub enum Recipe {
     Steps { fast: usize, polish: usize, least: f64 },
     /// On X X^T alone, which is small where X is long: the large matrix is multiplied twice. The norm is `least` larger.
     Gram { least: f64 },
+}
+
+impl Recipe {
+    /// The polynomials, one after the other.
+    pub fn polynomials(&self) -> Vec<Polynomial> {
+        match *self {
+            Recipe::Steps { fast, polish, .. } => [vec![FAST; fast], vec![POLISH; polish]].concat(),
+            Recipe::Gram { .. } => POLAR_EXPRESS.map(safely).to_vec(),
+        }
+    }
+
+    /// What keeps the norm that a matrix is divided by from being 0, and whether it is added to it.
+    pub fn least(&self) -> (f64, bool) {
+        match *self {
+            Recipe::Steps { least, .. } => (least, false),
+            Recipe::Gram { least } => (least, true),
+        }
+    }
+}
+
+/// A polynomial of [`POLAR_EXPRESS`] for singular values a little above 1.
+fn safely([a, b, c]: Polynomial) -> Polynomial {
+    [a / SAFETY, b / SAFETY.powi(3), c / SAFETY.powi(5)]
 }
 
 /// Memory for the iteration, and the threads that do it.
@@ -166,12 +189,12 @@ impl Work<'_> {
     fn by_gram(&mut self) {
         let n = self.short;
         self.make_gram();
-        for (k, [a, b, c]) in POLAR_EXPRESS.into_iter().enumerate() {
+        for (k, polynomial) in POLAR_EXPRESS.into_iter().enumerate() {
             if k == RESTART {
                 self.apply_all();
                 self.make_gram();
             }
-            self.make_polynomial([a / SAFETY, b / SAFETY.powi(3), c / SAFETY.powi(5)]);
+            self.make_polynomial(safely(polynomial));
             if k == 0 || k == RESTART {
                 self.all.copy_from_slice(self.poly);
             } else {

@@ -146,6 +146,13 @@ impl History {
     }
 }
 
+/// Values over a run, all above 0, as a small curve on a logarithmic scale.
+pub fn curve_of(values: &[f64]) -> String {
+    let mut history = History::default();
+    values.iter().for_each(|&value| history.push(value));
+    history.curve()
+}
+
 /// Runs `write` with the bar off the screen, then draws it again.
 pub(super) fn suspended<T>(write: impl FnOnce() -> T) -> T {
     let shown = SHOWN.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();

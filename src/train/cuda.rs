@@ -11,6 +11,7 @@ use super::session::Session;
 use super::setup::Setup;
 use super::team::Team;
 use super::validate;
+use crate::checkpoint::{Array, Arrays};
 use crate::engine::choice::Gpu;
 use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cuda::core::{Core, Gradient, LossKind, LossTerms, PLACES, Terms};
@@ -18,18 +19,21 @@ use crate::engine::cuda::frame::{
     HostFrame, LABEL_ATOM_ENERGY, LABEL_ATOM_PREF, LABEL_ENERGY, LABEL_FORCE, LABEL_VIRIAL,
 };
 use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
-use crate::engine::cuda::program;
+use crate::engine::cuda::muon::MuonPlan;
 use crate::engine::cuda::shape::Shape;
+use crate::engine::cuda::{form_on_gpu, program};
+use crate::error::ErrorKind;
 use crate::gpu::staging::Staging;
 use crate::gpu::{Device, Event, Numbers, Pinned};
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::loss::{EnerLoss, ErrorSums, LossValue, Term};
 use crate::optim::adam::{AdamOptions, Rule};
-use crate::optim::moments;
+use crate::optim::muon::{self, MuonOptions};
+use crate::optim::{moments, restored};
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
-use crate::{Result, bail};
+use crate::{Result, bail, err};
 use serde_json::json;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -66,8 +70,7 @@ pub struct CudaLearner {
     core: Core,
     setup: Arc<Setup>,
     loss: EnerLoss,
-    /// The one optimiser that the kernels have; its moments are on the device.
-    adam: AdamOptions,
+    optimizer: OnDevice,
     start_lr: f64,
     feed: Feed,
     sum: Sum,
@@ -105,13 +108,13 @@ impl CudaLearner {
                 "the GPU has no running mean of the parameters (training.enable_ema) and no full validation (validating)"
             );
         }
-        let Some(&adam) = setup.input.optimizer.options::<AdamOptions>() else {
-            bail!("the GPU has no optimizer but Adam and AdamW");
+        let Some(optimizer) = OnDevice::find(setup) else {
+            bail!("the GPU has no optimizer but Adam, AdamW and HybridMuon");
         };
-        let form = setup.model.descriptor().form();
+        let form = form_on_gpu(&setup.model)?;
         let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);
         let device = team.agree(device)?;
-        let built = Self::build(&device, setup, start_lr);
+        let built = Self::build(&device, setup, &optimizer, start_lr);
         let mut core = team.agree(built)?;
         let first_slot = core.store.capacity() - validation_slots(setup);
         let (free, _) = team.agree(device.memory())?;
@@ -143,7 +146,7 @@ impl CudaLearner {
         core.device.synchronize()?;
         let mut learner = CudaLearner {
             loss: EnerLoss::new(setup.input.loss.clone(), start_lr),
-            adam,
+            optimizer,
             start_lr,
             feed,
             sum,
@@ -166,7 +169,7 @@ impl CudaLearner {
     }
 
     /// Model, parameters and series on the device.
-    fn build(device: &Arc<Device>, setup: &Arc<Setup>, start_lr: f64) -> Result<Core> {
+    fn build(device: &Arc<Device>, setup: &Arc<Setup>, optimizer: &OnDevice, start_lr: f64) -> Result<Core> {
         let loss = &setup.input.loss;
         let frames: usize = setup.data.training.systems.iter().map(|s| s.n_frames).sum();
         let terms = Terms { loss: Some(loss_terms(loss, start_lr)), virial: loss.virial.is_used() };
@@ -177,12 +180,14 @@ impl CudaLearner {
             core.share_shapes(largest);
         }
         core.set_params(&setup.params)?;
+        if let OnDevice::Muon { plan, .. } = optimizer {
+            core.use_muon(plan)?;
+        }
         let Some(state) = &setup.resumed else {
             core.adapt_if_needed(&setup.params)?;
             return Ok(core);
         };
-        let saved = moments::find(&state.optimizer, setup.params.len())?;
-        core.network.moments.iter().zip(saved).try_for_each(|(buffer, x)| buffer.write(0, x))?;
+        optimizer.restore(&core, &state.optimizer)?;
         let number = |key: &str, k: usize| state.engine[key][k].as_f64();
         if let (Some(low), Some(high)) = (number("range", 0), number("range", 1)) {
             let refused = [number("refused", 0), number("refused", 1)];
@@ -230,7 +235,7 @@ impl CudaLearner {
     /// The numbers of a batch for the kernels.
     fn turn(&self, step: u64, schedule: f64, scaled: f64, slots: &[u32], place: usize) -> layout::Turn {
         let ratio = schedule / self.start_lr;
-        let rule = Rule::new(&self.adam, scaled, step);
+        let rule = Rule::new(self.optimizer.adam(), scaled, step);
         layout::Turn {
             weight: self.setup.input.loss.prefactors().map(|p| p.limit + (p.start - p.limit) * ratio),
             rate: rule.rate,
@@ -239,6 +244,7 @@ impl CudaLearner {
             pull: rule.pull,
             beta1: rule.beta1,
             beta2: rule.beta2,
+            plain_rate: scaled,
             max_norm: self.setup.input.training.gradient_max_norm,
             count: self.count,
             stop: 0.0,
@@ -294,7 +300,11 @@ impl CudaLearner {
     }
 
     fn work(&self, shape: &Shape, what: Recorded) -> Result<()> {
-        if what == Recorded::Whole && matches!(self.sum, Sum::Alone) && !self.wants_norm {
+        if what == Recorded::Whole
+            && matches!(self.sum, Sum::Alone)
+            && !self.wants_norm
+            && self.optimizer.is_fused()
+        {
             // SAFETY: the numbers of a batch of this shape were sent.
             return unsafe { self.core.whole_step(shape) };
         }
@@ -425,7 +435,9 @@ impl CudaLearner {
 
     fn judge(&self, status: &Status) -> Result<()> {
         if status.bad_step > 0 {
-            bail!("the loss of step {} is not a number: the parameters have diverged", status.bad_step);
+            let step = status.bad_step;
+            return Err(err!("the loss of step {step} is not a number: the parameters have diverged")
+                .of_kind(ErrorKind::Diverged));
         }
         Ok(())
     }
@@ -489,13 +501,12 @@ impl Learner for CudaLearner {
         self.wait(team)?;
         let status = self.core.status()?;
         self.judge(&status)?;
-        let mut saved = [0; 2].map(|_| vec![0.0; self.core.network.n_params]);
-        self.core.network.moments.iter().zip(&mut saved).try_for_each(|(buffer, x)| buffer.read(0, x))?;
+        let optimizer = self.optimizer.save(&self.core)?;
         let (range, refused) = (self.core.range(), self.core.refused());
         let plan = self.core.plan().map(Plan::state).unwrap_or_default();
         Ok(Snapshot {
             params: self.core.params()?,
-            optimizer: moments::named(saved),
+            optimizer,
             // Infinite bounds are written as null.
             engine: json!({
                 "terms": plan["terms"],
@@ -506,6 +517,72 @@ impl Learner for CudaLearner {
                 "tails": self.tails(&status),
             }),
         })
+    }
+}
+
+/// The optimisers that the kernels have; their state is on the device.
+enum OnDevice {
+    Adam(AdamOptions),
+    /// HybridMuon, and Adam for what is no matrix.
+    Muon {
+        plan: MuonPlan,
+        adam: AdamOptions,
+    },
+}
+
+impl OnDevice {
+    fn find(setup: &Setup) -> Option<OnDevice> {
+        if let Some(&adam) = setup.input.optimizer.options::<AdamOptions>() {
+            return Some(OnDevice::Adam(adam));
+        }
+        let muon = setup.input.optimizer.options::<MuonOptions>()?;
+        let plan = muon.on_device(&setup.model.table)?;
+        let [beta1, beta2] = muon.adam_betas;
+        Some(OnDevice::Muon { plan, adam: AdamOptions { beta1, beta2, weight_decay: 0.0, decoupled: false } })
+    }
+
+    fn adam(&self) -> &AdamOptions {
+        match self {
+            OnDevice::Adam(adam) | OnDevice::Muon { adam, .. } => adam,
+        }
+    }
+
+    /// Whether an update may be made of pieces of the gradient, beside the rest of the step.
+    fn is_fused(&self) -> bool {
+        matches!(self, OnDevice::Adam(_))
+    }
+
+    fn restore(&self, core: &Core, saved: &Arrays) -> Result<()> {
+        let (n, moments_of) = (core.network.n_params, &core.network.moments);
+        match (self, core.alignment()) {
+            (OnDevice::Muon { plan, .. }, Some(alignment)) => {
+                let sizes = [n, n, plan.matrices.len()];
+                let buffers = [&moments_of[0], &moments_of[1], alignment];
+                for ((name, n), buffer) in muon::NAMES.into_iter().zip(sizes).zip(buffers) {
+                    let mut numbers = vec![0.0; n];
+                    restored(saved, name, &mut numbers)?;
+                    buffer.write(0, &numbers)?;
+                }
+                Ok(())
+            }
+            _ => {
+                let found = moments::find(saved, n)?;
+                moments_of.iter().zip(found).try_for_each(|(buffer, x)| buffer.write(0, x))
+            }
+        }
+    }
+
+    fn save(&self, core: &Core) -> Result<Arrays> {
+        let mut saved = [0; 2].map(|_| vec![0.0; core.network.n_params]);
+        core.network.moments.iter().zip(&mut saved).try_for_each(|(buffer, x)| buffer.read(0, x))?;
+        let (OnDevice::Muon { plan, .. }, Some(alignment)) = (self, core.alignment()) else {
+            return Ok(moments::named(saved));
+        };
+        let mut agreed = vec![0.0; plan.matrices.len()];
+        alignment.read(0, &mut agreed)?;
+        let [first, second] = saved;
+        let arrays = muon::NAMES.into_iter().zip([first, second, agreed]);
+        Ok(arrays.map(|(name, x)| (name.to_string(), Array::F64(x))).collect())
     }
 }
 

@@ -7,6 +7,7 @@ use super::caller::{Caller, Display, Ended};
 use super::cuda::CudaLearner;
 use super::deep_potential;
 use super::dp_state::{DpRun, DpState};
+use super::find_rate;
 use super::full_validation::{ErrorTable, Keeper, Verdict};
 use super::input::{GpuProducts, Input, TrainingOptions};
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
@@ -24,7 +25,7 @@ use crate::error::IoContext;
 use crate::export::atomic;
 use crate::gpu::Numbers;
 use crate::loss::EnerLoss;
-use crate::model::dp::options::{Embedding, Precision};
+use crate::model::dp::options::Precision;
 use crate::optim::options::{LearningRateOptions, ScaleByWorker};
 use crate::report::lcurve::{Columns, LCurve, ResumeAt, Row};
 use crate::report::progress::Note;
@@ -80,7 +81,8 @@ fn task(options: &RunOptions) -> String {
     let pytorch = flag(options.pytorch_conventions, "--pt");
     let profile = flag(options.profile, "--profile");
     let dashboard = flag(options.dashboard.is_some(), "--dashboard");
-    format!("dp train, {start}{skips}{script}{pytorch}{profile}{dashboard}")
+    let find_rate = flag(options.find_rate, "--find-lr");
+    format!("dp train, {start}{skips}{script}{pytorch}{profile}{dashboard}{find_rate}")
 }
 
 /// `training.stall_timeout`, before the input is read properly: the ranks need it to connect.
@@ -99,6 +101,11 @@ fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Optio
         log::warn!("{line}");
     }
     let mut learner = learner(team, session, options, &setup, &rates)?;
+    if options.find_rate {
+        let plan = plan(team, session, options, &setup, rates);
+        find_rate::sweep(team, &mut *learner, (plan.rate)(0), plan.shows_progress)?;
+        return Ok(Ended { step: 0, stopped: false, checkpoint: None, signal: None });
+    }
     let stop = caller.as_ref().map(|caller| caller.stop.clone());
     let plan = Plan { stop, owner, ..plan(team, session, options, &setup, rates) };
     let journal = team.is_root().then(|| DpJournal::open(options, setup.clone(), caller)).transpose();
@@ -128,8 +135,7 @@ fn learner(
     setup: &Arc<Setup>,
     rates: &LearningRateOptions,
 ) -> Result<Box<dyn Learner>> {
-    let precisions = (setup.model.descriptor().precision, setup.model.options.fitting.precision);
-    let single = precisions == (Precision::Float32, Precision::Float32);
+    let single = setup.model.options.precision() == Precision::Float32;
     if let Some((gpu, shared)) = &session.gpu {
         let numbers = match (single, setup.input.training.gpu_products) {
             (false, _) => Numbers::F64,
@@ -157,16 +163,14 @@ fn on_cpu<T: Real>(
     setup: &Arc<Setup>,
     rates: &LearningRateOptions,
 ) -> Result<Box<dyn Learner>> {
-    let mode = match setup.model.descriptor().embedding {
-        Embedding::Chebyshev => EmbeddingMode::Chebyshev { min_distance: setup.min_distance },
-        Embedding::Direct => EmbeddingMode::Direct,
-    };
+    let mode = EmbeddingMode::Chebyshev { min_distance: setup.min_distance };
     let engine = CpuEngine::<T>::new(setup.model.clone(), session.threads.compute, mode);
     let mut engine = team.agree(engine)?;
     if let Some(state) = &setup.resumed {
         engine.resume(&state.engine);
     }
-    let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr);
+    let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr)
+        .without(&setup.model.options.atom_exclude_types);
     Ok(Box::new(deep_potential::learner(team, session.threads, setup, engine, loss)?))
 }
 

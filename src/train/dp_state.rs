@@ -76,19 +76,22 @@ pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<(
         options.data_stat_protect = 0.0;
         options.fitting.seed = None;
         options.fitting.rcond = None;
+        options.preset_out_bias = Vec::new(); // the statistics are there
         options.fitting.trainable = Vec::new();
-        let se = &mut options.descriptor;
-        se.seed = None;
-        se.trainable = true;
+        for se in &mut options.descriptors.list {
+            se.seed = None;
+            se.trainable = true;
+        }
         options
     };
     let (saved, mut wanted) = (plain(saved), plain(wanted));
-    let (a, b) = (&saved.descriptor, &mut wanted.descriptor);
-    // "auto" was turned into numbers when training began.
-    if matches!(b.sel, Sel::Auto(_)) {
-        b.sel = a.sel.clone();
+    for (a, b) in saved.descriptors.list.iter().zip(&mut wanted.descriptors.list) {
+        // "auto" was turned into numbers when training began.
+        if matches!(b.sel, Sel::Auto(_)) {
+            b.sel = a.sel.clone();
+        }
+        b.embedding = a.embedding;
     }
-    b.embedding = a.embedding;
     if saved == wanted {
         return Ok(());
     }

@@ -28,6 +28,7 @@ pub mod feed; // frames for a GPU, and which of them stay there
 pub mod gpu_sum; // how gradients of GPUs become one, for both model families
 pub mod replay; // steps of GPUs that are recorded and replayed, for both model families
 pub mod cuda; // learning on a GPU
+pub mod find_rate; // which learning rate to start with
 pub mod run; // the loop, the same for all model families
 pub mod dp; // trains a Deep Potential
 

@@ -29,6 +29,8 @@ pub struct RunOptions {
     pub device: DeviceChoice,
     /// Measure where the time goes.
     pub profile: bool,
+    /// Look for a learning rate to start with, and do nothing else.
+    pub find_rate: bool,
     /// Serve a page that shows the run.
     pub dashboard: Option<DashboardOptions>,
     pub log_level: log::LevelFilter,

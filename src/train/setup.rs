@@ -21,7 +21,7 @@ use crate::infer::load::load_model;
 use crate::launch::Launch;
 use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
-use crate::model::dp::options::{FittingOptions, ModelOptions, Sel};
+use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::{Summary, Sums};
 use crate::neighbor::stat::NeighborStat;
@@ -100,10 +100,10 @@ pub fn setup(
         missing.chain(warnings::doubled(&data)).for_each(|line| log::warn!("{line}"));
     }
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
-    let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_ref(), origin.as_ref());
+    let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_deref(), origin.as_ref());
     team.agree(resolved)?;
     let (mut model, params, min_distance) = match &origin {
-        None => fresh_model(team, options, &input, &data, neighbors.as_ref())?,
+        None => fresh_model(team, options, &input, &data, neighbors.as_deref())?,
         Some(origin) => origin.model(team, &input, &data, matches!(start, Start::Finetune(_)))?,
     };
     // The same data gave everyone the same numbers, unless hosts round differently. Rank 0's count.
@@ -189,8 +189,9 @@ impl Origin {
         let mut saved = self.options()?;
         if let Origin::Model(_) = self {
             saved.fitting.precision = wanted.fitting.precision;
-            let (se, wanted) = (&mut saved.descriptor, &wanted.descriptor);
-            se.precision = wanted.precision;
+            for (se, wanted) in saved.descriptors.list.iter_mut().zip(&wanted.descriptors.list) {
+                se.precision = wanted.precision;
+            }
         }
         check_same_model(&saved, wanted)
     }
@@ -244,6 +245,7 @@ pub fn wants(loss: &EnerLossOptions, fitting: &FittingOptions) -> Wants {
         atom_pref: loss.atom_pref_force.is_used(),
         atom_ener_coeff: loss.enable_atom_ener_coeff,
         numb_fparam: fitting.numb_fparam,
+        fparam_has_default: fitting.default_fparam.is_some(),
         numb_aparam: fitting.numb_aparam,
     }
 }
@@ -287,17 +289,17 @@ fn open(
     Ok(Arc::new(data))
 }
 
-/// Shortest distance and largest numbers of neighbours over the whole training set.
+/// Shortest distance and largest numbers of neighbours over the whole training set, for each descriptor.
 fn neighbor_statistics(
     team: &mut Team,
     options: &RunOptions,
     model: &ModelOptions,
     data: &Arc<Dataset>,
     has_origin: bool,
-) -> Result<Option<NeighborStat>> {
-    let se = &model.descriptor;
+) -> Result<Option<Vec<NeighborStat>>> {
+    let descriptors = &model.descriptors;
     if options.skip_neighbor_stat || has_origin {
-        if matches!(se.sel, Sel::Auto(_)) && !has_origin {
+        if !descriptors.is_fixed() && !has_origin {
             let e = err!(
                 "sel is \"auto\", which needs the neighbour statistics that --skip-neighbor-stat leaves out"
             );
@@ -317,17 +319,22 @@ fn neighbor_statistics(
         .collect();
     let of_frame = |&(s, k): &(usize, usize)| {
         let system = &data.systems[s];
-        let stat = NeighborStat::of(&system.read_frame(k)?, se.rcut, n_types);
-        stat.map_err(|e| e.at(format!("{}: frame {k}", system.path)))
+        let frame = system.read_frame(k)?;
+        let stats = descriptors.list.iter().map(|se| NeighborStat::of(&frame, se.rcut, n_types));
+        stats.collect::<Result<Vec<_>>>().map_err(|e| e.at(format!("{}: frame {k}", system.path)))
     };
-    let local =
-        frames.par_iter().map(of_frame).try_reduce(|| NeighborStat::empty(n_types), |a, b| Ok(a.merge(&b)));
-    let mine = team.agree(local)?;
+    let empty = || vec![NeighborStat::empty(n_types); descriptors.list.len()];
+    let merge =
+        |a: Vec<NeighborStat>, b: &[NeighborStat]| a.into_iter().zip(b).map(|(a, b)| a.merge(b)).collect();
+    let local = frames.par_iter().map(of_frame).try_reduce(empty, |a, b| Ok(merge(a, &b)));
+    let mut mine = team.agree(local)?;
     // An infinite distance has no place in JSON.
-    let finite = NeighborStat { min_distance: mine.min_distance.min(f64::MAX), ..mine };
-    let total = team.gather(&finite)?.iter().fold(NeighborStat::empty(n_types), |a, b| a.merge(b));
-    log::info!("training data with min nbor dist: {}", total.min_distance);
-    log::info!("training data with max nbor size: {:?}", total.max_neighbors);
+    mine.iter_mut().for_each(|stat| stat.min_distance = stat.min_distance.min(f64::MAX));
+    let total = team.gather(&mine)?.iter().fold(empty(), |a, b| merge(a, b));
+    for stat in &total {
+        log::info!("training data with min nbor dist: {}", stat.min_distance);
+        log::info!("training data with max nbor size: {:?}", stat.max_neighbors);
+    }
     Ok(Some(total))
 }
 
@@ -335,41 +342,54 @@ fn neighbor_statistics(
 fn resolve_sel(
     model: &mut ModelOptions,
     full: &mut Value,
-    neighbors: Option<&NeighborStat>,
+    neighbors: Option<&[NeighborStat]>,
     origin: Option<&Origin>,
 ) -> Result<()> {
     let saved = origin.map(|origin| origin.options()).transpose()?;
-    let se = &mut model.descriptor;
-    let sel = match (&se.sel, neighbors, saved) {
+    for k in 0..model.descriptors.list.len() {
+        let saved = saved.as_ref().and_then(|saved| saved.descriptors.list.get(k));
+        let stat = neighbors.map(|stats| &stats[k]);
+        let Some(sel) = sel_of(&model.descriptors.list[k], &model.type_map, stat, saved)? else { continue };
+        log::info!("sel is set to {sel:?}");
+        for model_section in [&mut full["model"], &mut model.script] {
+            if let Some(section) = model.descriptors.section_of(model_section, k) {
+                section["sel"] = sel.clone().into();
+            }
+        }
+        model.descriptors.list[k].sel = Sel::Fixed(sel);
+    }
+    Ok(())
+}
+
+/// The numbers in place of "auto"; `None` where they are there, with a warning where they are too small.
+fn sel_of(
+    se: &DescriptorOptions,
+    type_map: &[String],
+    stat: Option<&NeighborStat>,
+    saved: Option<&DescriptorOptions>,
+) -> Result<Option<Vec<usize>>> {
+    Ok(Some(match (&se.sel, stat, saved) {
         (Sel::Fixed(sel), Some(stat), _) => {
             for (t, (&sel, &most)) in sel.iter().zip(&stat.max_neighbors).enumerate() {
                 if sel < most {
                     log::warn!(
                         "sel of type {} is {sel}, but some atom has {most} such neighbors: only the nearest count, and \
                          energies are not smooth where one drops out",
-                        model.type_map[t]
+                        type_map[t]
                     );
                 }
             }
-            return Ok(());
+            return Ok(None);
         }
-        (Sel::Fixed(_), None, _) => return Ok(()),
+        (Sel::Fixed(_), None, _) => return Ok(None),
         (Sel::Auto(ratio), Some(stat), _) => {
             // A multiple of four above what was found, as DeePMD-kit takes it.
             let enough = |&most: &usize| ((most.max(1) as f64 * ratio).floor() as usize).div_ceil(4) * 4;
             stat.max_neighbors.iter().map(enough).collect::<Vec<usize>>()
         }
-        (Sel::Auto(_), None, Some(saved)) => {
-            let saved = &saved.descriptor;
-            saved.fixed_sel().to_vec()
-        }
+        (Sel::Auto(_), None, Some(saved)) => saved.fixed_sel().to_vec(),
         (Sel::Auto(_), None, None) => bail!("sel is \"auto\" and there are no neighbour statistics"),
-    };
-    log::info!("sel is set to {sel:?}");
-    full["model"]["descriptor"]["sel"] = sel.clone().into();
-    model.script["descriptor"]["sel"] = sel.clone().into();
-    se.sel = Sel::Fixed(sel);
-    Ok(())
+    }))
 }
 
 /// Sums over the frames that the statistics look at, and the shortest distance among them.
@@ -421,8 +441,7 @@ fn of_frames<T: Serialize + DeserializeOwned + Send + Clone>(
 
 /// The shortest distance in one frame, as a number that JSON can hold.
 fn shortest_distance(model: &ModelOptions, frame: &Frame) -> Result<f64> {
-    let se = &model.descriptor;
-    Ok(NeighborStat::of(frame, se.rcut, model.type_map.len())?.min_distance.min(f64::MAX))
+    Ok(NeighborStat::of(frame, model.descriptors.rcut(), model.type_map.len())?.min_distance.min(f64::MAX))
 }
 
 /// The sums are added in the order of the frames, whatever the number of ranks is.
@@ -488,12 +507,12 @@ fn fresh_model(
     options: &RunOptions,
     input: &Input,
     data: &DataSets,
-    neighbors: Option<&NeighborStat>,
+    neighbors: Option<&[NeighborStat]>,
 ) -> Result<(Dp, Vec<f64>, f64)> {
     let drawn = Drawn::new(input, data);
     let (stats, sampled_distance) = load_or_compute_statistics(team, input, data, &drawn.frames)?;
     let min_distance = match (neighbors, sampled_distance) {
-        (Some(stat), _) => stat.min_distance,
+        (Some(stats), _) => stats.iter().map(|stat| stat.min_distance).fold(f64::INFINITY, f64::min),
         (None, Some(distance)) => distance,
         (None, None) => sample_distance(team, input, data, &drawn.frames)?,
     };
@@ -509,10 +528,13 @@ fn fresh_model(
 /// Statistics in the precision in which a model file stores them, so that a file predicts what was trained.
 fn as_stored(mut stats: DpStatistics, model: &ModelOptions) -> DpStatistics {
     use crate::model::dp::options::Precision;
-    let se = &model.descriptor;
     let round = |x: &mut f64| *x = f64::from(*x as f32);
-    if se.precision == Precision::Float32 {
-        stats.davg.iter_mut().chain(&mut stats.dstd).flatten().for_each(round);
+    for rows in [&mut stats.davg, &mut stats.dstd] {
+        for (se, rows) in model.descriptors.list.iter().zip(rows.chunks_exact_mut(model.type_map.len())) {
+            if se.precision == Precision::Float32 {
+                rows.iter_mut().flatten().for_each(round);
+            }
+        }
     }
     if model.fitting.precision == Precision::Float32 {
         let lists = [

@@ -7,13 +7,14 @@ use super::team::Team;
 use crate::checkpoint::Arrays;
 use crate::comm::vectors::CommonVector;
 use crate::engine::Piece;
+use crate::error::ErrorKind;
 use crate::loss::Cost;
 use crate::loss::observation::Observed;
 use crate::model::params::ParamTable;
 use crate::optim::{Gradient, Optimizer, OptimizerChoice, Share, Target, Update};
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::Queue;
-use crate::{Result, bail};
+use crate::{Result, err};
 
 /// The parameters, and everything that changes them.
 pub struct Stepper<F: Family> {
@@ -233,7 +234,9 @@ impl<F: Family> Stepper<F> {
 
 fn check_finite(loss: f64, turn: &Turn) -> Result<()> {
     if !loss.is_finite() {
-        bail!("the loss of step {} is {loss}: the parameters have diverged", turn.step + 1);
+        let step = turn.step + 1;
+        return Err(err!("the loss of step {step} is {loss}: the parameters have diverged")
+            .of_kind(ErrorKind::Diverged));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use phalanx::data::{Dataset, Frame, System};
 use phalanx::engine::cpu::pool::Pool;
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
-use phalanx::engine::cuda::{CudaEngine, program};
+use phalanx::engine::cuda::{CudaEngine, form_on_gpu, program};
 use phalanx::engine::reference::ReferenceEngine;
 use phalanx::engine::{Engine, Prediction, Seeds};
 use phalanx::export::read_model;
@@ -189,6 +189,7 @@ impl Case {
             atom_pref: input.loss.atom_pref_force.is_used(),
             atom_ener_coeff: input.loss.enable_atom_ener_coeff,
             numb_fparam: fitting.numb_fparam,
+            fparam_has_default: fitting.default_fparam.is_some(),
             numb_aparam: fitting.numb_aparam,
         };
         let names = input.training.training_data.systems.clone();
@@ -254,7 +255,7 @@ impl Case {
                 let frame = source.read(k)?;
                 let stat = phalanx::neighbor::stat::NeighborStat::of(
                     &frame,
-                    self.model.descriptor().rcut,
+                    self.model.listed.rcut,
                     self.model.n_types(),
                 )?;
                 shortest = shortest.min(stat.min_distance);
@@ -268,7 +269,7 @@ impl Case {
     }
 
     fn is_float32(&self) -> bool {
-        self.model.descriptor().precision == Precision::Float32
+        self.model.options.precision() == Precision::Float32
     }
 
     fn tolerances(&self) -> &'static Tolerances {
@@ -287,7 +288,7 @@ impl Case {
     fn compare_cuda(&self, worst: &mut Worst) -> Result<()> {
         let env = |name: &str| std::env::var(name).ok();
         let numbers = if self.is_float32() { Numbers::F32 } else { Numbers::F64 };
-        let form = self.model.descriptor().form();
+        let form = form_on_gpu(&self.model)?;
         let device = program::open(&Cuda::find(&env)?, 0, numbers, form, &env)?;
         let series = || CudaEngine::new(&device, &self.model, self.min_distance);
         let direct = || CudaEngine::direct(&device, &self.model);
@@ -310,8 +311,9 @@ impl Case {
     /// The options of the input with the number of neighbours that the model file has.
     fn options(&self) -> ModelOptions {
         let mut options = self.input.model.clone();
-        let se = &mut options.descriptor;
-        se.sel = Sel::Fixed(self.model.sel().to_vec());
+        for (part, se) in self.model.parts().iter().zip(&mut options.descriptors.list) {
+            se.sel = Sel::Fixed(part.sel().to_vec());
+        }
         options
     }
 
@@ -422,6 +424,7 @@ impl Case {
 
     fn loss(&self) -> EnerLoss {
         EnerLoss::new(self.input.loss.clone(), self.input.learning_rate.start_lr)
+            .without(&self.model.options.atom_exclude_types)
     }
 
     /// The learning rates, and the number of steps.

@@ -7,7 +7,7 @@ use phalanx::Result;
 use phalanx::data::Frame;
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
-use phalanx::engine::cuda::CudaEngine;
+use phalanx::engine::cuda::{CudaEngine, form_on_gpu};
 use phalanx::engine::pinet::cpu::PinetCpu;
 use phalanx::engine::pinet::cuda::{PinetCuda, program};
 use phalanx::engine::pinet::reference::PinetReference;
@@ -62,6 +62,9 @@ pub const ROWS: &[Row] = &[
     Row { name: "se_e2_r", make: Series("se_e2_r", F64) },
     Row { name: "se_e2_r, direct", make: Direct("se_e2_r", F64) },
     Row { name: "se_e2_r, float32", make: Series("se_e2_r_float32", F32) },
+    Row { name: "hybrid", make: Series("hybrid", F64) },
+    Row { name: "hybrid, direct", make: Direct("hybrid", F64) },
+    Row { name: "hybrid, float32", make: Series("hybrid_float32", F32) },
     // Not se_e2_r with pairs left out: it jumps at the cutoff, there as in DeePMD-kit (`model/dp/descriptor/se_e2_r.rs`).
     Row { name: "PiNet", make: Pinet("potential_model", "PiNet", NODES, F64) },
     Row { name: "PiNet, float32", make: Pinet("potential_model", "PiNet", NODES, F32) },
@@ -174,7 +177,7 @@ impl Row {
         }
         let (Series(folder, _) | Direct(folder, _)) = self.make else { unreachable!("PiNet was above") };
         let (model, params) = dp(folder);
-        let form = model.descriptor().form();
+        let form = form_on_gpu(&model)?;
         let device = phalanx::engine::cuda::program::open(&cuda, 0, numbers, form, &env)?;
         let mut engine = match self.make {
             Series(..) => CudaEngine::new(&device, &model, MIN_DISTANCE)?,

@@ -6,6 +6,7 @@
 use super::Seeds;
 use super::chebyshev::Plan;
 use super::direct::Atom;
+use super::fitting::fold::Fold;
 use super::frame::CpuFrame;
 use super::real::Real;
 use crate::model::dp::Dp;
@@ -97,9 +98,31 @@ impl Layout {
     }
 }
 
-/// A batch with what the passes need of model and parameters.
+/// Where the numbers of a descriptor stand among the inputs of the fitting nets.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs {
+    /// How they are folded.
+    pub fold: Fold,
+    /// The first of them, and the one behind the last.
+    pub first: usize,
+    pub end: usize,
+    /// All inputs of an atom, after the fold.
+    pub width: usize,
+    /// Whether frame and atomic parameters follow.
+    pub is_last: bool,
+}
+
+impl Inputs {
+    pub fn range(self) -> Range<usize> {
+        self.first..self.end
+    }
+}
+
+/// A batch with what the passes need of a descriptor of the model, and of the parameters.
 pub struct Batch<'a, T> {
+    /// One of [`Dp::parts`].
     pub model: &'a Dp,
+    pub inputs: Inputs,
     pub params: &'a [f64],
     pub frames: &'a [&'a CpuFrame<T>],
     pub plan: Option<&'a Plan>,

@@ -92,9 +92,8 @@ impl<T: Real> Buffers<T> {
 /// A and the descriptor of every atom, into the fitting nets.
 pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &mut Fitting<T>) {
     let model = batch.model;
-    let (n_extra, map) = (model.n_extra(), Map::new(model, fitting.fold()));
-    let n_d = fitting.fold().width(model.n_descriptor());
-    let (stride, width, n_env) = (map.stride(), n_d + n_extra, batch.components());
+    let (n_extra, map) = (model.n_extra(), Map::new(model, batch.inputs.fold));
+    let (stride, width, n_env) = (map.stride(), batch.inputs.width, batch.components());
     buffers.inputs.clear();
     buffers.inputs.extend((0..model.n_types()).map(|c| Parts::new(fitting.input(c))));
     let inputs = &buffers.inputs;
@@ -122,8 +121,10 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
         let extra = &batch.frames[block.frame].extra[block.local * n_extra..];
         for k in 0..block.n {
             let x = &mut x[k * width..(k + 1) * width];
-            map.forward(x, &a[k * stride..(k + 1) * stride]);
-            x[n_d..].copy_from_slice(&extra[k * n_extra..(k + 1) * n_extra]);
+            map.forward(&mut x[batch.inputs.range()], &a[k * stride..(k + 1) * stride]);
+            if batch.inputs.is_last {
+                x[batch.inputs.end..].copy_from_slice(&extra[k * n_extra..(k + 1) * n_extra]);
+            }
         }
     });
 }
@@ -131,8 +132,8 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
 /// dE/dA and dE/dd of every pair, from dE/dinput of the fitting nets.
 pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &Fitting<T>) {
     let model = batch.model;
-    let (map, n_types) = (Map::new(model, fitting.fold()), model.n_types());
-    let (stride, width) = (map.stride(), fitting.fold().width(model.n_descriptor()) + model.n_extra());
+    let (map, n_types) = (Map::new(model, batch.inputs.fold), model.n_types());
+    let (stride, width) = (map.stride(), batch.inputs.width);
     let blocks = &batch.layout.blocks;
     buffers.virial.clear();
     buffers.virial.resize(blocks.len(), [0.0; 9]);
@@ -149,7 +150,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
             let row = block.row + k;
             let a = &a[row * stride..(row + 1) * stride];
             let de_a = &mut de_a[k * stride..(k + 1) * stride];
-            map.adjoint(de_a, a, &de_x[k * width..(k + 1) * width]);
+            map.adjoint(de_a, a, &de_x[k * width..(k + 1) * width][batch.inputs.range()]);
         }
         let offset = batch.layout.first_pair[block.frame];
         let pairs = batch.pairs(block);
@@ -181,16 +182,8 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
     });
 }
 
-/// Sums up energies, forces and virials, always in the same order.
-pub fn collect<T: Real>(
-    pool: &Pool,
-    out: &mut Prediction,
-    batch: &Batch<T>,
-    buffers: &Buffers<T>,
-    fitting: &Fitting<T>,
-    vacuum: &Vacuum,
-) {
-    let n_types = batch.model.n_types();
+/// Sums up energies, always in the same order; forces and virials become zero.
+pub fn energies<T: Real>(out: &mut Prediction, batch: &Batch<T>, fitting: &Fitting<T>, vacuum: &Vacuum) {
     let layout = batch.layout;
     let n_atoms = layout.first_atom[batch.frames.len()];
     out.energy.clear();
@@ -199,6 +192,7 @@ pub fn collect<T: Real>(
     out.virial.resize(batch.frames.len(), [0.0; 9]);
     out.atom_energy.clear();
     out.atom_energy.resize(n_atoms, 0.0);
+    out.force.clear();
     out.force.resize(3 * n_atoms, 0.0);
     for s in &layout.segments {
         let energy = &fitting.energy(s.center)[batch.place(s)..];
@@ -210,6 +204,11 @@ pub fn collect<T: Real>(
             out.energy[s.frame] += e;
         }
     }
+}
+
+/// Adds forces and virials by way of one descriptor, always in the same order.
+pub fn forces_add<T: Real>(pool: &Pool, out: &mut Prediction, batch: &Batch<T>, buffers: &Buffers<T>) {
+    let (n_types, layout) = (batch.model.n_types(), batch.layout);
     for (block, virial) in layout.blocks.iter().zip(&buffers.virial) {
         for (sum, x) in out.virial[block.frame].iter_mut().zip(virial) {
             *sum += x;
@@ -222,7 +221,6 @@ pub fn collect<T: Real>(
         let de_d = buffers.de_d.each_ref().map(|x| &x[layout.first_pair[f]..layout.first_pair[f + 1]]);
         // SAFETY: these are disjoint ranges of atoms.
         let force = unsafe { force.part(3 * (layout.first_atom[f] + atoms.start), 3 * atoms.len()) };
-        force.fill(0.0);
         for (i, force) in atoms.clone().zip(force.chunks_exact_mut(3)) {
             let reverse = frame.reverse_start[i] as usize..frame.reverse_start[i + 1] as usize;
             for &p in &frame.reverse[reverse] {
@@ -271,24 +269,24 @@ pub fn atom_virial_add<T: Real>(pool: &Pool, out: &mut [f64], frame: &CpuFrame<T
     });
 }
 
-/// The descriptor of each atom `[n_atoms, width]` of the frame that was evaluated last, alone; others than those of the model get zeros.
+/// The descriptor of each atom of the frame that was evaluated last, alone, into rows of `width` numbers, from number `first` on.
 pub fn descriptors<T: Real>(
     out: &mut [f64],
+    (first, width): (usize, usize),
     model: &Dp,
     frame: &CpuFrame<T>,
     layout: &Layout,
     buffers: &Buffers<T>,
 ) {
-    let (map, width) = (Map::whole(model), model.n_descriptor());
+    let map = Map::whole(model);
     assert_eq!(out.len(), width * frame.n_atoms, "a descriptor for each atom");
-    out.fill(0.0);
-    let mut d = vec![T::ZERO; width];
+    let mut d = vec![T::ZERO; model.n_descriptor()];
     for s in &layout.segments {
         for k in 0..s.n {
             let at = (s.row + k) * map.stride();
             map.forward(&mut d, &buffers.a[at..at + map.stride()]);
             let atom = frame.order[s.local + k] as usize;
-            for (out, d) in out[atom * width..(atom + 1) * width].iter_mut().zip(&d) {
+            for (out, d) in out[atom * width + first..].iter_mut().zip(&d) {
                 *out = d.to_f64();
             }
         }
@@ -304,9 +302,8 @@ pub fn tangent<T: Real>(
     seeds: &Seeds,
 ) {
     let model = batch.model;
-    let (map, n_types, n_env) = (Map::new(model, fitting.fold()), model.n_types(), batch.components());
-    let n_d = fitting.fold().width(model.n_descriptor());
-    let (stride, width, columns) = (map.stride(), n_d + model.n_extra(), batch.columns());
+    let (map, n_types, n_env) = (Map::new(model, batch.inputs.fold), model.n_types(), batch.components());
+    let (stride, width, columns) = (map.stride(), batch.inputs.width, batch.columns());
     buffers.inputs.clear();
     buffers.inputs.extend((0..n_types).map(|c| Parts::new(fitting.input_dot(c))));
     let inputs = &buffers.inputs;
@@ -343,8 +340,11 @@ pub fn tangent<T: Real>(
         for k in 0..block.n {
             let row = block.row + k;
             let x_dot = &mut x_dot[k * width..(k + 1) * width];
-            map.tangent(x_dot, &a[row * stride..(row + 1) * stride], &a_dot[k * stride..(k + 1) * stride]);
-            x_dot[n_d..].fill(T::ZERO);
+            let (a, a_dot) = (&a[row * stride..(row + 1) * stride], &a_dot[k * stride..(k + 1) * stride]);
+            map.tangent(&mut x_dot[batch.inputs.range()], a, a_dot);
+            if batch.inputs.is_last {
+                x_dot[batch.inputs.end..].fill(T::ZERO);
+            }
         }
     });
 }
@@ -375,8 +375,8 @@ fn direction<T: Real>(d_dot: &mut [&mut [T]; 3], batch: &Batch<T>, block: &Segme
 /// dL/dA of every atom, from dL/dinput and dE/dinput of the fitting nets.
 pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &Fitting<T>) {
     let model = batch.model;
-    let map = Map::new(model, fitting.fold());
-    let (stride, width) = (map.stride(), fitting.fold().width(model.n_descriptor()) + model.n_extra());
+    let map = Map::new(model, batch.inputs.fold);
+    let (stride, width) = (map.stride(), batch.inputs.width);
     let (a, a_dot, dl_a) = (&buffers.a, &buffers.a_dot, Parts::new(&mut buffers.dl_a));
     let blocks = &batch.layout.blocks;
     pool.run(blocks.len(), |b| {
@@ -388,7 +388,7 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
         let de_x = &fitting.de_input(block.center)[at..];
         for k in 0..block.n {
             let row = (block.row + k) * stride..(block.row + k + 1) * stride;
-            let x = k * width..(k + 1) * width;
+            let x = k * width + batch.inputs.first..k * width + batch.inputs.end;
             let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
             map.adjoint(dl_a, &a[row.clone()], &dl_x[x.clone()]);
             map.tangent_adjoint_add(dl_a, &a_dot[row], &de_x[x]);

@@ -1,4 +1,4 @@
-//! A frame as the CPU engine wants it: atoms sorted by type, pairs as columns.
+//! A frame as the CPU engine wants it: for each descriptor atoms sorted by type, pairs as columns.
 //!
 //! The features Q of the series are made anew in every step: that takes two hundredths of it, and keeping them would double
 //! the memory of a frame.
@@ -10,12 +10,18 @@ use crate::Result;
 use crate::data::Frame;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
-use crate::model::dp::geometry::Geometry;
+use crate::model::dp::geometry::{Geometry, list_of};
 use crate::sample::Prepared;
 use std::cell::Cell;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// A prepared frame. Row `r` is the r-th real atom when atoms are sorted by type.
+/// A prepared frame: one for each of [`Dp::parts`].
+pub struct CpuFrames<T> {
+    pub parts: Vec<CpuFrame<T>>,
+}
+
+/// A frame as one descriptor sees it. Row `r` is the r-th real atom when atoms are sorted by type.
 pub struct CpuFrame<T> {
     /// Atoms of the frame, virtual ones included.
     pub n_atoms: usize,
@@ -49,18 +55,37 @@ thread_local! {
     static SPARE: Cell<Option<Geometry>> = const { Cell::new(None) };
 }
 
-impl<T: Real> CpuFrame<T> {
+impl<T: Real> CpuFrames<T> {
     /// Prepares a frame. What lies between is written where this thread has written it before.
-    pub fn prepare(model: &Dp, frame: &Frame) -> Result<Self> {
+    pub fn prepare(parts: &[Arc<Dp>], frame: &Frame) -> Result<Self> {
         let mut geometry = SPARE.take().unwrap_or_default();
-        geometry.fill(model, frame)?;
-        let prepared = Self::new(model, &geometry);
+        let list = list_of(&parts[0], frame)?;
+        let mut prepare = |part: &Arc<Dp>| -> Result<CpuFrame<T>> {
+            geometry.fill_from(part, frame, &list)?;
+            Ok(CpuFrame::new(part, &geometry))
+        };
+        let prepared = parts.iter().map(&mut prepare).collect::<Result<_>>()?;
         if geometry.bytes() < KEPT_BYTES {
             SPARE.set(Some(geometry));
         }
-        Ok(prepared)
+        Ok(CpuFrames { parts: prepared })
     }
 
+    /// The rows of some atoms, given the geometry for each of [`Dp::parts`]; the others are neighbours.
+    pub fn of_centers(parts: &[Arc<Dp>], geometries: &[Geometry], centers: Range<usize>) -> Self {
+        let of =
+            |(part, geometry): (&Arc<Dp>, &Geometry)| CpuFrame::of_centers(part, geometry, centers.clone());
+        CpuFrames { parts: parts.iter().zip(geometries).map(of).collect() }
+    }
+}
+
+impl<T: Real> Prepared for CpuFrames<T> {
+    fn bytes(&self) -> usize {
+        self.parts.iter().map(CpuFrame::bytes).sum()
+    }
+}
+
+impl<T: Real> CpuFrame<T> {
     /// Sorts and normalises the geometry of a frame.
     pub fn new(model: &Dp, geometry: &Geometry) -> Self {
         Self::of_centers(model, geometry, 0..geometry.n_atoms())
@@ -149,6 +174,11 @@ impl<T: Real> CpuFrame<T> {
         }
     }
 
+    fn bytes(&self) -> usize {
+        let pairs = self.j.len() * (3 * size_of::<T>() + 8);
+        pairs + self.order.len() * 64 + 512
+    }
+
     pub fn n_rows(&self) -> usize {
         self.order.len()
     }
@@ -191,13 +221,6 @@ impl<T: Real> CpuFrame<T> {
             false => ends[panel - 1],
         };
         start as usize..ends[panel] as usize
-    }
-}
-
-impl<T: Real> Prepared for CpuFrame<T> {
-    fn bytes(&self) -> usize {
-        let pairs = self.j.len() * (3 * size_of::<T>() + 8);
-        pairs + self.order.len() * 64 + 512
     }
 }
 

@@ -28,19 +28,20 @@ mod vacuum;
 pub mod laps;
 mod batch;
 mod blocks;
+mod part;
 #[cfg(test)]
 mod tests;
 
 use super::{Engine, Prediction, Preparer, Seeds, Take};
 use crate::Result;
 use crate::model::dp::Dp;
-use batch::{Batch, Layout};
-use blocks::Buffers;
-use chebyshev::{Plan, Series};
+use batch::Inputs;
+use chebyshev::Plan;
 use fitting::Fitting;
-use frame::{CpuFrame, empty_slot};
+use fitting::fold::Fold;
+use frame::{CpuFrame, CpuFrames, empty_slot};
 use laps::{Laps, Stage};
-use panels::Wanted;
+use part::Part;
 use pool::Pool;
 use real::Real;
 use std::ops::Range;
@@ -59,16 +60,12 @@ pub enum EmbeddingMode {
 /// Evaluates a Deep Potential on CPU threads in float32 or float64.
 pub struct CpuEngine<T> {
     model: Arc<Dp>,
+    /// One for each descriptor: [`Dp::parts`].
+    models: Arc<[Arc<Dp>]>,
+    parts: Vec<Part<T>>,
     pool: Pool,
-    /// The plan in force. `None`: the net itself is used.
-    plan: Option<Arc<Plan>>,
-    /// The argument of the series reaches from an empty slot to the shortest distance.
-    range: (f64, f64),
-    series: Series,
     fitting: Fitting<T>,
     vacuum: Vacuum,
-    layout: Layout,
-    buffers: Buffers<T>,
     /// By type: dL/denergy of the atoms, and inputs of the fitting nets beside the descriptor.
     dl_e: Vec<Vec<f64>>,
     extra: Vec<Vec<f64>>,
@@ -85,25 +82,16 @@ pub struct CpuEngine<T> {
 impl<T: Real> CpuEngine<T> {
     /// An engine for a model.
     pub fn new(model: Arc<Dp>, threads: usize, mode: EmbeddingMode) -> Result<Self> {
-        let range = match mode {
-            EmbeddingMode::Chebyshev { min_distance } => argument_range(&model, min_distance),
-            EmbeddingMode::Direct => (0.0, 0.0),
-        };
-        let plan = match mode {
-            EmbeddingMode::Chebyshev { .. } => {
-                Some(Arc::new(Plan::whole(&model, panels::FEWEST_TERMS, range)))
-            }
-            EmbeddingMode::Direct => None,
-        };
+        let models = model.parts();
+        // The square that may be folded comes first among the inputs.
+        let fitting = Fitting::new(model.fitting.clone(), models[0].descriptor().form().square());
+        let inputs = place_inputs(&models, fitting.fold());
+        let parts = models.iter().zip(inputs).map(|(model, inputs)| Part::new(model, inputs, mode));
         Ok(CpuEngine {
             pool: Pool::new(threads)?,
-            plan,
-            range,
-            series: Series::default(),
-            fitting: Fitting::new(model.fitting.clone(), model.descriptor().form().square()),
+            parts: parts.collect(),
+            fitting,
             vacuum: Vacuum::default(),
-            layout: Layout::default(),
-            buffers: Buffers::default(),
             dl_e: Vec::new(),
             extra: Vec::new(),
             weights: Vec::new(),
@@ -111,66 +99,70 @@ impl<T: Real> CpuEngine<T> {
             frozen: false,
             gradient: Vec::new(),
             laps: Laps::default(),
+            models: models.into(),
             model,
         })
     }
 
     /// Continues with the series of an earlier run, given what [`Engine::state`] said of it.
     pub fn resume(&mut self, state: &serde_json::Value) {
-        if self.plan.is_some()
-            && let Some(plan) = Plan::from_state(&self.model, state, self.range)
-        {
-            self.plan = Some(Arc::new(plan));
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            part.resume(if self.model.options.descriptors.is_hybrid { &state[k] } else { state });
         }
     }
 
     /// Expands the nets and copies the weights once for all evaluations of these parameters, which must stay where they are and
     /// what they are until [`Engine::forget_parameters`].
     pub fn freeze(&mut self, params: &[f64]) {
-        if let Some(plan) = self.expand(params) {
-            self.buffers.stack_coefficients(&self.model, &plan, &self.series);
+        for part in &mut self.parts {
+            if let Some(plan) = part.expand(&self.pool, params) {
+                part.buffers.stack_coefficients(&part.model, &plan, &part.series);
+            }
         }
         T::copy(params, &mut self.weights, &self.pool);
         self.copied = Some(params.as_ptr().addr());
         self.frozen = true;
     }
 
-    /// The series in force; `None` where the net itself is used.
+    /// The models of the descriptors, in the order of the parts of a frame.
+    pub fn models(&self) -> &Arc<[Arc<Dp>]> {
+        &self.models
+    }
+
+    /// The series in force for the first descriptor; `None` where the net itself is used.
     pub fn plan(&self) -> Option<&Plan> {
-        self.plan.as_deref()
+        self.parts[0].plan.as_deref()
     }
 
     pub fn n_threads(&self) -> usize {
         self.pool.n_threads()
     }
 
-    /// Expands the embedding nets; changes to another plan where a tail is above the tolerance.
-    fn expand(&mut self, params: &[f64]) -> Option<Arc<Plan>> {
+    /// Expands the embedding nets of all descriptors.
+    fn expand(&mut self, params: &[f64]) {
         self.frozen = false;
-        let plan = self.plan.clone()?;
-        self.series.expand(&self.pool, &plan, &self.model, params);
-        if self.series.tail < T::SERIES_TOLERANCE {
-            return Some(plan);
+        for part in &mut self.parts {
+            part.expand(&self.pool, params);
         }
-        let chosen = self.wanted(params).choose(&self.pool, Some(&plan));
-        if chosen.is_none() {
-            log::warn!("{}", panels::NOT_SMOOTH);
-        }
-        self.change_to(chosen, params)
     }
+}
 
-    fn wanted<'a>(&'a self, params: &'a [f64]) -> Wanted<'a> {
-        Wanted { model: &self.model, params, range: self.range, tolerance: T::SERIES_TOLERANCE }
-    }
-
-    fn change_to(&mut self, plan: Option<Plan>, params: &[f64]) -> Option<Arc<Plan>> {
-        self.plan = plan.map(Arc::new);
-        if let Some(plan) = &self.plan {
-            log::debug!("embedding series: {plan}");
-            self.series.expand(&self.pool, plan, &self.model, params);
-        }
-        self.plan.clone()
-    }
+/// Where the numbers of each descriptor stand among the inputs of the fitting nets, the first of them folded.
+fn place_inputs(models: &[Arc<Dp>], fold: Fold) -> Vec<Inputs> {
+    let n_extra = models[0].n_extra();
+    let mut end = 0;
+    let mut inputs: Vec<Inputs> = models
+        .iter()
+        .enumerate()
+        .map(|(k, model)| {
+            let fold = if k == 0 { fold } else { Fold::NONE };
+            let first = end;
+            end += fold.width(model.n_descriptor());
+            Inputs { fold, first, end, width: 0, is_last: k + 1 == models.len() }
+        })
+        .collect();
+    inputs.iter_mut().for_each(|inputs| inputs.width = end + n_extra);
+    inputs
 }
 
 /// From the argument of an empty slot (s = 0) to that of the shortest distance, over all centre types.
@@ -187,11 +179,11 @@ pub(crate) fn argument_range(model: &Dp, min_distance: f64) -> (f64, f64) {
 }
 
 impl<T: Real> Engine for CpuEngine<T> {
-    type Prepared = CpuFrame<T>;
+    type Prepared = CpuFrames<T>;
 
-    fn preparer(&self) -> Preparer<CpuFrame<T>> {
-        let model = self.model.clone();
-        Arc::new(move |frame| CpuFrame::prepare(&model, frame))
+    fn preparer(&self) -> Preparer<CpuFrames<T>> {
+        let models = self.models.clone();
+        Arc::new(move |frame| CpuFrames::prepare(&models, frame))
     }
 
     fn pool(&self) -> Pool {
@@ -207,19 +199,25 @@ impl<T: Real> Engine for CpuEngine<T> {
     }
 
     fn reconsider(&mut self, params: &[f64]) {
-        let Some(plan) = self.expand(params) else { return };
-        if let Some(cheaper) = self.wanted(params).cheaper_than(&self.pool, &plan) {
-            self.change_to(Some(cheaper), params);
+        self.frozen = false;
+        for part in &mut self.parts {
+            part.reconsider(&self.pool, params);
         }
     }
 
     fn state(&self) -> serde_json::Value {
-        self.plan().map_or(serde_json::Value::Null, Plan::state)
+        let states = self.parts.iter().map(Part::state);
+        match self.model.options.descriptors.is_hybrid {
+            true => states.collect(),
+            false => states.last().unwrap_or_default(),
+        }
     }
 
-    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrame<T>]) {
+    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&CpuFrames<T>]) {
         self.laps.start();
-        let plan = if self.frozen { self.plan.clone() } else { self.expand(params) };
+        if !self.frozen {
+            self.expand(params);
+        }
         if self.copied != Some(params.as_ptr().addr()) {
             T::copy(params, &mut self.weights, &self.pool);
         }
@@ -229,30 +227,39 @@ impl<T: Real> Engine for CpuEngine<T> {
             "a copy of the parameters"
         );
         let weights = T::viewed(params, &self.weights);
-        self.layout.arrange(&self.model, batch, plan.as_deref());
-        let (model, layout) = (&*self.model, &self.layout);
-        let batch = Batch { model, params, frames: batch, plan: plan.as_deref(), layout };
-        self.buffers.resize(&batch);
-        if let Some(plan) = plan.as_ref().filter(|_| !self.frozen) {
-            self.buffers.stack_coefficients(&self.model, plan, &self.series);
+        let frames = by_part(batch, self.parts.len());
+        for (part, frames) in self.parts.iter_mut().zip(&frames) {
+            part.arrange(params, frames, self.frozen);
         }
-        self.fitting.resize(&self.layout.group_sizes);
+        self.fitting.resize(&self.parts[0].layout.group_sizes);
         self.laps.lap(Stage::Series);
-        blocks::describe(&self.pool, &batch, &mut self.buffers, &mut self.fitting);
+        for (part, frames) in self.parts.iter_mut().zip(&frames) {
+            let (batch, buffers, _) = part.batch(params, frames);
+            blocks::describe(&self.pool, &batch, buffers, &mut self.fitting);
+        }
         self.laps.lap(Stage::Describe);
         self.fitting.forward(&self.pool, weights);
-        batch.extra_inputs(&mut self.extra);
+        let (first, ..) = self.parts[0].batch(params, &frames[0]);
+        first.extra_inputs(&mut self.extra);
         self.vacuum.forward(&self.model, params, &self.extra);
         self.laps.lap(Stage::FittingForward);
         self.fitting.backward_input(&self.pool, weights);
         self.laps.lap(Stage::FittingBackward);
-        blocks::differentiate(&self.pool, &batch, &mut self.buffers, &self.fitting);
+        for (part, frames) in self.parts.iter_mut().zip(&frames) {
+            let (batch, buffers, _) = part.batch(params, frames);
+            blocks::differentiate(&self.pool, &batch, buffers, &self.fitting);
+        }
         self.laps.lap(Stage::Differentiate);
-        blocks::collect(&self.pool, out, &batch, &self.buffers, &self.fitting, &self.vacuum);
+        let (first, ..) = self.parts[0].batch(params, &frames[0]);
+        blocks::energies(out, &first, &self.fitting, &self.vacuum);
+        for (part, frames) in self.parts.iter_mut().zip(&frames) {
+            let (batch, buffers, _) = part.batch(params, frames);
+            blocks::forces_add(&self.pool, out, &batch, buffers);
+        }
         self.laps.lap(Stage::Collect);
     }
 
-    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrames<T>], seeds: &Seeds) {
         self.second_pass(grad, params, batch, seeds);
         let gradient = T::target(grad, &mut self.gradient);
         self.fitting.gradient(&self.pool, gradient);
@@ -265,7 +272,7 @@ impl<T: Real> Engine for CpuEngine<T> {
         &mut self,
         grad: &mut [f64],
         params: &[f64],
-        batch: &[&CpuFrame<T>],
+        batch: &[&CpuFrames<T>],
         seeds: &Seeds,
     ) -> Option<Range<usize>> {
         if (0..self.model.n_types()).any(|c| self.model.removes_vacuum(c)) {
@@ -288,35 +295,56 @@ impl<T: Real> Engine for CpuEngine<T> {
     }
 }
 
+/// The frames of a batch as each descriptor sees them.
+fn by_part<'a, T>(batch: &[&'a CpuFrames<T>], n_parts: usize) -> Vec<Vec<&'a CpuFrame<T>>> {
+    (0..n_parts).map(|k| batch.iter().map(|frame| &frame.parts[k]).collect()).collect()
+}
+
 impl<T: Real> CpuEngine<T> {
     /// Adds the virial of each atom `[n_atoms, 9]` to `out`, after [`Engine::evaluate`] of this frame alone. What a pair brings
     /// belongs to the neighbour, as in DeePMD-kit.
-    pub fn atom_virial_add(&self, out: &mut [f64], frame: &CpuFrame<T>) {
-        blocks::atom_virial_add(&self.pool, out, frame, &self.buffers);
+    pub fn atom_virial_add(&self, out: &mut [f64], frame: &CpuFrames<T>) {
+        for (part, frame) in self.parts.iter().zip(&frame.parts) {
+            blocks::atom_virial_add(&self.pool, out, frame, &part.buffers);
+        }
     }
 
-    /// The descriptor of each atom `[n_atoms, width]`, after [`Engine::evaluate`] of this frame alone.
-    pub fn descriptors(&self, out: &mut [f64], frame: &CpuFrame<T>) {
-        blocks::descriptors(out, &self.model, frame, &self.layout, &self.buffers);
+    /// The descriptor of each atom `[n_atoms, width]`, after [`Engine::evaluate`] of this frame alone; zeros for others than the
+    /// atoms of the model.
+    pub fn descriptors(&self, out: &mut [f64], frame: &CpuFrames<T>) {
+        out.fill(0.0);
+        let (mut first, width) = (0, self.model.n_descriptor());
+        for (part, frame) in self.parts.iter().zip(&frame.parts) {
+            blocks::descriptors(out, (first, width), &part.model, frame, &part.layout, &part.buffers);
+            first += part.model.n_descriptor();
+        }
     }
 
     /// The second pass without the gradient of the fitting nets.
-    fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrame<T>], seeds: &Seeds) {
+    fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrames<T>], seeds: &Seeds) {
         self.laps.start();
-        let plan = self.plan.clone();
         let weights = T::viewed(params, &self.weights);
-        let (model, layout) = (&*self.model, &self.layout);
-        let batch = Batch { model, params, frames: batch, plan: plan.as_deref(), layout };
-        blocks::tangent(&self.pool, &batch, &mut self.buffers, &mut self.fitting, seeds);
+        let frames = by_part(batch, self.parts.len());
+        for (part, frames) in self.parts.iter_mut().zip(&frames) {
+            let (batch, buffers, _) = part.batch(params, frames);
+            blocks::tangent(&self.pool, &batch, buffers, &mut self.fitting, seeds);
+        }
         self.laps.lap(Stage::Tangent);
-        batch.energy_seeds(&mut self.dl_e, seeds);
+        let (first, ..) = self.parts[0].batch(params, &frames[0]);
+        first.energy_seeds(&mut self.dl_e, seeds);
         self.fitting.tangent(&self.pool, weights, &self.dl_e);
         self.laps.lap(Stage::FittingTangent);
         self.fitting.backward(&self.pool, weights);
         self.laps.lap(Stage::FittingReverse);
-        blocks::adjoint(&self.pool, &batch, &mut self.buffers, &self.fitting);
+        for (part, frames) in self.parts.iter_mut().zip(&frames) {
+            let (batch, buffers, _) = part.batch(params, frames);
+            blocks::adjoint(&self.pool, &batch, buffers, &self.fitting);
+        }
         self.laps.lap(Stage::Adjoint);
-        blocks::embedding_gradient(&self.pool, grad, &batch, &mut self.buffers, &mut self.series);
+        for (part, frames) in self.parts.iter_mut().zip(&frames) {
+            let (batch, buffers, series) = part.batch(params, frames);
+            blocks::embedding_gradient(&self.pool, grad, &batch, buffers, series);
+        }
         self.laps.lap(Stage::Embedding);
     }
 }

@@ -4,13 +4,13 @@ use super::*;
 use crate::engine::Piece;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
-    deviation, distances, frame, model, model_with, options, run, seeds, steep_params,
+    deviation, distances, frame, hybrid, model, model_with, options, run, seeds, steep_params,
 };
 use crate::model::activation::Activation;
-use crate::model::dp::options::DescriptorOptions;
+use crate::model::dp::options::{DescriptorOptions, Descriptors, Embedding, FittingOptions};
 use crate::optim::{Adam, AdamOptions};
 
-fn compare<T: Real>(descriptor: DescriptorOptions, mode: EmbeddingMode, threads: usize, tolerance: f64) {
+fn compare<T: Real>(descriptor: impl Into<Descriptors>, mode: EmbeddingMode, threads: usize, tolerance: f64) {
     compare_models::<T>(model(descriptor), mode, threads, tolerance);
 }
 
@@ -47,6 +47,22 @@ const SERIES: EmbeddingMode = EmbeddingMode::Chebyshev { min_distance: 0.3 };
 #[test]
 fn the_series_in_float64_agrees_with_the_reference() {
     compare::<f64>(options(), SERIES, 2, 1e-9);
+}
+
+#[test]
+fn descriptors_one_after_another_agree_with_the_reference() {
+    compare::<f64>(hybrid(), SERIES, 2, 1e-9);
+    compare::<f64>(hybrid(), EmbeddingMode::Direct, 2, 1e-9);
+    compare::<f32>(hybrid(), SERIES, 2, 2e-3);
+    let mut one_direct = hybrid();
+    one_direct.list[1].embedding = Embedding::Direct;
+    compare::<f64>(one_direct, SERIES, 2, 1e-9);
+    // No fold where the first has no square.
+    let mut turned = hybrid();
+    turned.list.rotate_left(1);
+    compare::<f64>(turned, SERIES, 2, 1e-9);
+    let atom_ener = |fitting: &mut FittingOptions| fitting.atom_ener = vec![Some(-3.0), None];
+    compare_models::<f64>(model_with(hybrid(), atom_ener), SERIES, 2, 1e-9);
 }
 
 #[test]

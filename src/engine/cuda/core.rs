@@ -5,6 +5,7 @@ mod series;
 use super::direct::Direct;
 use super::frame::HostFrame;
 use super::layout::{Batch, Status, TURN_HEADER, Turn, View};
+use super::muon::{Muon, MuonPlan};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
 use super::program::*;
@@ -112,6 +113,8 @@ pub struct Core {
     embedding_blocks: usize,
     /// Which embedding nets learn.
     trained: Buffer<u32>,
+    /// The optimiser, where it is not Adam.
+    muon: Option<Muon>,
     work: Option<Buffer<u8>>,
     /// By kind, with when they were used last.
     shapes: HashMap<u128, (Arc<Shape>, u64)>,
@@ -170,6 +173,7 @@ impl Core {
             embedding_blocks: views[model.embedding.len()].first_block as usize,
             trained: Buffer::of(device, &trained, "tables")?,
             views: Buffer::of(device, &views, "tables")?,
+            muon: None,
             work: None,
             shapes: HashMap::new(),
             uses: 0,
@@ -689,8 +693,28 @@ impl Core {
             // SAFETY: see the module of this engine; there is a square for every block.
             unsafe { self.start(GRADIENT_NORM, Launch::new(blocks, 256), arguments)? };
         }
-        self.adam(main, &from, if wants_norm { blocks } else { 0 }, 0..self.view_blocks)?;
+        let n_squares = if wants_norm { blocks } else { 0 };
+        let from = match (&self.muon, from) {
+            (Some(muon), Gradient::Flat) => {
+                // SAFETY: it was made for this network; the numbers of the step were sent.
+                unsafe { muon.update(&self.device, self.turn.address(), n_squares)? };
+                Gradient::None
+            }
+            (_, from) => from,
+        };
+        self.adam(main, &from, n_squares, 0..self.view_blocks)?;
         self.embed()
+    }
+
+    /// From now on updates are those of HybridMuon.
+    pub fn use_muon(&mut self, plan: &MuonPlan) -> Result<()> {
+        self.muon = Some(Muon::new(&self.network, plan)?);
+        Ok(())
+    }
+
+    /// How far gradient and mean of each matrix have agreed, where the optimiser is HybridMuon.
+    pub fn alignment(&self) -> Option<&Buffer<f64>> {
+        self.muon.as_ref().map(|muon| &muon.alignment)
     }
 
     /// The optimiser on some blocks of views.

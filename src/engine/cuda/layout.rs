@@ -53,6 +53,8 @@ structures! {
         /// Of the terms of the loss; 0 where a label is missing
         weight: [f64; 5],
         rate: f64, correction: f64, shrink: f64, pull: f64, beta1: f64, beta2: f64,
+        /// The learning rate itself
+        plain_rate: f64,
         /// 0: never scaled down
         max_norm: f64,
         /// Gradients in the sum
@@ -326,6 +328,41 @@ structures! {
         copy: (real*),
         rows: i32, cols: i32, ld: i32, n_pieces: i32,
         is_double: i32, trainable: i32, copy_ld: i32, first_block: i32,
+    }
+
+    /// A matrix of the parameters that moves along an orthogonal one.
+    Matrix {
+        /// Where it starts in the flat vector
+        flat: u64,
+        /// `[rows, ld]` where the mean of its gradients points, and the orthogonal matrix near that
+        x: (real*), moved: (real*),
+        /// `[n, ldn]` symmetric matrices of its shorter side
+        gram: (real*), square: (real*), polynomial: (real*), all: (real*),
+        /// What the learning rate is multiplied by
+        scale: f64,
+        /// Of the norm of X: added to it, or the least that it is divided by
+        least: f64,
+        rows: i32, cols: i32, ld: i32, n: i32, ldn: i32, first_block: i32, steps: i32, adds_least: i32,
+    }
+
+    /// The state of HybridMuon and what it works on.
+    Muon {
+        params: (double*), first: (double*), second: (double*),
+        grad: (const double*), squares: (const double*),
+        /// `[matrix_blocks, 4]`
+        sums: (double*),
+        /// `[n_matrices]` each: how far gradient and mean have agreed, 1 / norm, what the learning rate is multiplied by
+        alignment: (double*), inverse: (double*), length: (double*),
+        matrices: (const Matrix*),
+        /// `[n_matrices, most_steps, 3]`
+        polynomials: (const double*),
+        /// `[n_vector]` places of parameters that are in no matrix
+        vector: (const u32*),
+        turn: (const Turn*),
+        status: (Status*),
+        n_vector: u64, n_params: u64,
+        momentum: f64, weight_decay: f64,
+        n_matrices: i32, matrix_blocks: i32, most_steps: i32, is_damped: i32,
     }
 
     /// What an evaluation notices.

@@ -23,6 +23,7 @@ mod share;
 pub mod frame;
 pub mod store;
 pub mod direct;
+pub mod muon;
 pub mod core;
 pub mod evaluate;
 #[cfg(test)]
@@ -30,13 +31,31 @@ mod tests;
 
 use self::core::{Core, Terms};
 use super::{Engine, Prediction, Preparer, Seeds};
-use crate::Result;
 use crate::engine::cpu::chebyshev::Plan;
 use crate::gpu::{Device, DevicePtr};
 use crate::model::dp::Dp;
+use crate::model::dp::options::Form;
+use crate::{Result, err};
 use frame::HostFrame;
 use shape::Shape;
 use std::sync::Arc;
+
+/// What the kernels compute for this model; an error where they cannot.
+pub fn form_on_gpu(model: &Dp) -> Result<Form> {
+    if !model.options.atom_exclude_types.is_empty() {
+        return Err(err!(
+            "the GPU does not know atoms without an energy of their own (model.atom_exclude_types)"
+        )
+        .help("use --device cpu"));
+    }
+    match model.options.descriptors.list.len() {
+        1 => Ok(model.descriptor().form()),
+        n => Err(err!(
+            "the GPU has one descriptor for a model, and this one has {n} (model.descriptor: hybrid)"
+        )
+        .help("use --device cpu")),
+    }
+}
 
 /// Evaluates a Deep Potential on a GPU, frames given with each call: for predictions and tests.
 pub struct CudaEngine {

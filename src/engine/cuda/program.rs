@@ -1,7 +1,7 @@
 //! The kernels of Deep Potential: their files, and what each of them takes.
 
 use super::layout::{
-    self, Batch, Columns, Direct, Embedding, Frame, Listed, MAX_LAYERS, MAX_TASKS, Status, Turn, View,
+    self, Batch, Columns, Direct, Embedding, Frame, Listed, MAX_LAYERS, MAX_TASKS, Muon, Status, Turn, View,
 };
 use super::products;
 use crate::Result;
@@ -11,7 +11,7 @@ use crate::model::dp::options::Form;
 use std::sync::Arc;
 
 /// In the order in which they need each other.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     include_str!("kernels/ptx.cu"),
     include_str!("kernels/common.cu"),
     include_str!("kernels/product.cu"),
@@ -21,6 +21,7 @@ const SOURCES: [&str; 10] = [
     include_str!("kernels/direct.cu"),
     include_str!("kernels/loss.cu"),
     include_str!("kernels/update.cu"),
+    include_str!("kernels/muon.cu"),
     include_str!("kernels/evaluate.cu"),
 ];
 
@@ -69,6 +70,11 @@ kernels! {
     ADAM = "adam" (
         Ptr<f64>, Ptr<f64>, Ptr<f64>, Ptr<f64>, Ptr<f64>, i32, Ptr<View>, i32, u64, Ptr<Turn>, Ptr<Status>, i32, i32, i32
     );
+    MUON_PREPARE = "muon_prepare" (Muon, i32);
+    MUON_MEASURE = "muon_measure" (Muon);
+    MUON_POLYNOMIAL = "muon_polynomial" (Muon, i32, i32);
+    MUON_PAUSE = "muon_pause" (Ptr<Status>);
+    MUON_MOVE = "muon_move" (Muon, i32);
 }
 
 /// Kernels that training does not need.
@@ -117,7 +123,7 @@ fn program(numbers: Numbers, form: Form, env: &dyn Fn(&str) -> Option<String>) -
         options,
         signatures: signatures().into_iter().chain(products::signatures()).collect(),
         always: |kernel| {
-            !["product_", "direct_"].iter().any(|kind| kernel.starts_with(kind))
+            !["product_", "direct_", "muon_"].iter().any(|kind| kernel.starts_with(kind))
                 && kernel != PAIR_FORCES_FAR.name()
                 && !EVALUATION.contains(&kernel)
         },

@@ -6,27 +6,52 @@
 pub mod atom;
 pub mod env;
 pub mod layer;
+mod pairs;
 
 use super::{Engine, Prediction, Preparer, Seeds};
+use crate::Result;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::Geometry;
+use crate::sample::Prepared;
 use atom::{AtomView, Entry};
 use std::sync::Arc;
 
 /// Evaluates a Deep Potential atom by atom.
 pub struct ReferenceEngine {
     model: Arc<Dp>,
+    /// One for each descriptor.
+    parts: Vec<Arc<Dp>>,
+}
+
+/// The neighbours of a frame as each descriptor sees them.
+pub struct Geometries(Vec<Geometry>);
+
+impl Prepared for Geometries {
+    fn bytes(&self) -> usize {
+        self.0.iter().map(Prepared::bytes).sum()
+    }
 }
 
 impl ReferenceEngine {
     pub fn new(model: Arc<Dp>) -> Self {
-        ReferenceEngine { model }
+        ReferenceEngine { parts: model.parts(), model }
     }
 
-    /// The neighbourhood of atom `i` as rows of the environment matrix; `None` for a virtual atom.
-    fn neighborhood(&self, geometry: &Geometry, i: usize) -> Option<AtomView> {
-        let model = &*self.model;
-        let center = usize::try_from(geometry.types[i]).ok()?;
+    /// Everything around atom `i`; `None` for a virtual atom.
+    fn neighborhood(&self, geometries: &Geometries, i: usize) -> Option<AtomView> {
+        let first = &geometries.0[0];
+        let center = usize::try_from(first.types[i]).ok()?;
+        let rows = |(part, geometry): (&Arc<Dp>, &Geometry)| Self::entries(part, geometry, i, center);
+        let n_extra = self.model.n_extra();
+        Some(AtomView {
+            center,
+            entries: self.parts.iter().zip(&geometries.0).map(rows).collect(),
+            extra: first.extra[i * n_extra..(i + 1) * n_extra].to_vec(),
+        })
+    }
+
+    /// The neighbourhood of atom `i` as rows of the environment matrix of one descriptor.
+    fn entries(model: &Dp, geometry: &Geometry, i: usize, center: usize) -> Vec<Entry> {
         let (davg, dstd) = (model.stats.davg[center], model.stats.dstd[center]);
         let options = model.descriptor();
         let mut entries = Vec::new();
@@ -46,25 +71,22 @@ impl ReferenceEngine {
                 entries.push(Entry { net, row: [0.0; 4], weight: f64::from(left_out), pair: None });
             }
         }
-        let n_extra = model.n_extra();
-        Some(AtomView { center, entries, extra: geometry.extra[i * n_extra..(i + 1) * n_extra].to_vec() })
+        entries
     }
 
     /// Adds the energy gradient by the distance vectors of one atom to force and virial.
     fn scatter(
-        &self,
         force: &mut [f64],
         virial: &mut [f64; 9],
-        geometry: &Geometry,
-        i: usize,
-        view: &AtomView,
+        (model, geometry): (&Dp, &Geometry),
+        (i, center): (usize, usize),
+        entries: &[Entry],
         de_row: &[[f64; 4]],
     ) {
-        let center = view.center;
-        for (entry, de_row) in view.entries.iter().zip(de_row) {
+        for (entry, de_row) in entries.iter().zip(de_row) {
             let Some(pair) = entry.pair else { continue };
             let d = geometry.d[pair];
-            let de_d = env::backward(self.model.descriptor(), &d, &self.model.stats.dstd[center], de_row);
+            let de_d = env::backward(model.descriptor(), &d, &model.stats.dstd[center], de_row);
             let j = geometry.j[pair] as usize;
             for k in 0..3 {
                 force[3 * i + k] += de_d[k];
@@ -78,17 +100,19 @@ impl ReferenceEngine {
 }
 
 impl Engine for ReferenceEngine {
-    type Prepared = Geometry;
+    type Prepared = Geometries;
 
-    fn preparer(&self) -> Preparer<Geometry> {
-        let model = self.model.clone();
-        Arc::new(move |frame| Geometry::new(&model, frame))
+    fn preparer(&self) -> Preparer<Geometries> {
+        let parts = self.parts.clone();
+        Arc::new(move |frame| {
+            parts.iter().map(|part| Geometry::new(part, frame)).collect::<Result<_>>().map(Geometries)
+        })
     }
 
-    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Geometry]) {
+    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Geometries]) {
         *out = Prediction::default();
         for geometry in batch {
-            let n = geometry.n_atoms();
+            let n = geometry.0[0].n_atoms();
             let mut force = vec![0.0; 3 * n];
             let mut virial = [0.0; 9];
             let mut energy = 0.0;
@@ -97,11 +121,15 @@ impl Engine for ReferenceEngine {
                     out.atom_energy.push(0.0);
                     continue;
                 };
-                let pass = atom::first_pass(&self.model, params, &view);
+                let pass = atom::first_pass(&self.parts, params, &view);
                 let e = pass.energy + self.model.stats.bias[view.center];
                 out.atom_energy.push(e);
                 energy += e;
-                self.scatter(&mut force, &mut virial, geometry, i, &view, &pass.de_row);
+                for (k, part) in self.parts.iter().enumerate() {
+                    let (entries, de_row) = (&view.entries[k], &pass.de_row[k]);
+                    let place = (&**part, &geometry.0[k]);
+                    Self::scatter(&mut force, &mut virial, place, (i, view.center), entries, de_row);
+                }
             }
             out.energy.push(energy);
             out.force.extend(force);
@@ -109,30 +137,33 @@ impl Engine for ReferenceEngine {
         }
     }
 
-    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&Geometry], seeds: &Seeds) {
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&Geometries], seeds: &Seeds) {
         grad.fill(0.0);
         let mut first_atom = 0;
         for (f, geometry) in batch.iter().enumerate() {
             // The direction in which forces are wanted: u = -dL/dF.
             let u = |i: usize, k: usize| -seeds.dl_force[3 * (first_atom + i) + k];
             let dl_virial = &seeds.dl_virial[f];
-            for i in 0..geometry.n_atoms() {
+            let n = geometry.0[0].n_atoms();
+            for i in 0..n {
                 let Some(view) = self.neighborhood(geometry, i) else { continue };
-                let row_dot: Vec<[f64; 4]> = view
-                    .entries
-                    .iter()
-                    .map(|entry| {
-                        let Some(pair) = entry.pair else { return [0.0; 4] };
-                        let (d, j) = (geometry.d[pair], geometry.j[pair] as usize);
-                        let strain = |k: usize| -(0..3).map(|a| dl_virial[3 * a + k] * d[a]).sum::<f64>();
-                        let d_dot = [0, 1, 2].map(|k| u(j, k) - u(i, k) + strain(k));
-                        env::tangent(self.model.descriptor(), &d, &d_dot, &self.model.stats.dstd[view.center])
+                let row_dot = |model: &Dp, geometry: &Geometry, entry: &Entry| {
+                    let Some(pair) = entry.pair else { return [0.0; 4] };
+                    let (d, j) = (geometry.d[pair], geometry.j[pair] as usize);
+                    let strain = |k: usize| -(0..3).map(|a| dl_virial[3 * a + k] * d[a]).sum::<f64>();
+                    let d_dot = [0, 1, 2].map(|k| u(j, k) - u(i, k) + strain(k));
+                    env::tangent(model.descriptor(), &d, &d_dot, &model.stats.dstd[view.center])
+                };
+                let row_dot: Vec<Vec<[f64; 4]>> = (0..self.parts.len())
+                    .map(|k| {
+                        let of = |entry: &Entry| row_dot(&self.parts[k], &geometry.0[k], entry);
+                        view.entries[k].iter().map(of).collect()
                     })
                     .collect();
                 let dl_e = seeds.dl_energy[f] + seeds.dl_atom_energy[first_atom + i];
-                atom::second_pass(grad, &self.model, params, &view, &row_dot, dl_e);
+                atom::second_pass(grad, &self.parts, params, &view, &row_dot, dl_e);
             }
-            first_atom += geometry.n_atoms();
+            first_atom += n;
         }
     }
 }
@@ -174,8 +205,23 @@ pub(crate) mod tests {
         DescriptorOptions { kind, type_one_side: true, exclude_types: vec![(0, 1)], ..options() }
     }
 
+    /// Three of them with cutoffs and slots of their own.
+    pub(crate) fn hybrid() -> Descriptors {
+        let near = DescriptorOptions { rcut: 2.9, sel: Sel::Fixed(vec![5, 6]), ..distances() };
+        let kind = DescriptorKind::SeE2A(SeE2A { axis_neuron: 2 });
+        let pairs = DescriptorOptions {
+            kind,
+            rcut: 3.4,
+            neuron: vec![3, 6],
+            type_one_side: true,
+            exclude_types: vec![(0, 0)],
+            ..options()
+        };
+        Descriptors { list: vec![options(), near, pairs], is_hybrid: true }
+    }
+
     /// A small model of two types with frame and atomic parameters.
-    pub(crate) fn model(descriptor: DescriptorOptions) -> Arc<Dp> {
+    pub(crate) fn model(descriptor: impl Into<Descriptors>) -> Arc<Dp> {
         model_with(descriptor, |_| ())
     }
 
@@ -188,7 +234,7 @@ pub(crate) mod tests {
 
     /// The same with another fitting net.
     pub(crate) fn model_with(
-        descriptor: DescriptorOptions,
+        descriptor: impl Into<Descriptors>,
         change: impl FnOnce(&mut FittingOptions),
     ) -> Arc<Dp> {
         let mut fitting = FittingOptions {
@@ -199,6 +245,8 @@ pub(crate) mod tests {
             trainable: vec![true; 4],
             seed: Some(2),
             numb_fparam: 1,
+            default_fparam: None,
+            use_aparam_as_mask: false,
             numb_aparam: 1,
             rcond: None,
             atom_ener: vec![],
@@ -206,15 +254,19 @@ pub(crate) mod tests {
         change(&mut fitting);
         let options = ModelOptions {
             type_map: vec!["A".into(), "B".into()],
-            descriptor,
+            descriptors: descriptor.into(),
             fitting,
+            pair_exclude_types: vec![],
+            atom_exclude_types: vec![],
+            preset_out_bias: vec![],
             data_stat_nbatch: 1,
             data_stat_protect: 0.01,
             script: serde_json::Value::Null,
         };
+        let n_parts = options.descriptors.list.len();
         let stats = DpStatistics {
-            davg: vec![[0.11, 0.0, 0.0, 0.0], [0.17, 0.0, 0.0, 0.0]],
-            dstd: vec![[0.2, 0.13, 0.13, 0.13], [0.21, 0.12, 0.12, 0.12]],
+            davg: [[0.11, 0.0, 0.0, 0.0], [0.17, 0.0, 0.0, 0.0]].repeat(n_parts),
+            dstd: [[0.2, 0.13, 0.13, 0.13], [0.21, 0.12, 0.12, 0.12]].repeat(n_parts),
             bias: vec![-1.5, 0.7],
             out_std: vec![1.0, 1.0],
             fparam_avg: vec![0.4],
@@ -282,10 +334,10 @@ pub(crate) mod tests {
 
     #[test]
     fn force_is_minus_the_gradient_of_the_energy() {
-        [options(), distances()].into_iter().for_each(check_force);
+        [options().into(), distances().into(), hybrid()].into_iter().for_each(check_force);
     }
 
-    fn check_force(descriptor: DescriptorOptions) {
+    fn check_force(descriptor: Descriptors) {
         let model = model(descriptor);
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);
@@ -304,10 +356,10 @@ pub(crate) mod tests {
 
     #[test]
     fn virial_is_minus_the_strain_derivative_of_the_energy() {
-        [options(), distances()].into_iter().for_each(check_virial);
+        [options().into(), distances().into(), hybrid()].into_iter().for_each(check_virial);
     }
 
-    fn check_virial(descriptor: DescriptorOptions) {
+    fn check_virial(descriptor: Descriptors) {
         let model = model(descriptor);
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);
@@ -336,10 +388,10 @@ pub(crate) mod tests {
 
     #[test]
     fn gradient_of_a_loss_agrees_with_central_differences() {
-        [options(), distances()].into_iter().for_each(check_gradient);
+        [options().into(), distances().into(), hybrid()].into_iter().for_each(check_gradient);
     }
 
-    fn check_gradient(descriptor: DescriptorOptions) {
+    fn check_gradient(descriptor: Descriptors) {
         let model = model(descriptor);
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);

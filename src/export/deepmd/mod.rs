@@ -25,6 +25,8 @@ pub use write::{stamp, to_tree};
 
 /// Versions that parts of the tree carry: what we write, and the newest that we read.
 mod version {
+    /// Of a list of descriptors.
+    pub const HYBRID: i64 = 1;
     pub const MODEL: i64 = 2;
     pub const DESCRIPTOR: i64 = 2;
     pub const DESCRIPTOR_NEWEST: i64 = 3;

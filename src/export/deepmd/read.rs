@@ -5,7 +5,9 @@ use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
 use crate::model::dp::descriptor::{Shared, entry_called};
-use crate::model::dp::options::{DescriptorOptions, Embedding, FittingOptions, ModelOptions, Precision, Sel};
+use crate::model::dp::options::{
+    DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Precision, Sel,
+};
 use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
 use crate::model::dp::table::EmbeddingTable;
 use crate::{bail, err};
@@ -24,24 +26,34 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
     let descriptor = model.get("descriptor")?;
     let fitting = model.get("fitting")?;
     check_type(&fitting, "fitting net", "ener")?;
-    for key in ["atom_exclude_types", "pair_exclude_types"] {
-        check_absent(&model, key)?;
-    }
     let type_map = model.get("type_map")?.list(|item| item.str().map(str::to_string))?;
     let script = root.find("model_def_script")?.map_or(Ok(Value::Null), |place| place.node.to_json())?;
-    let descriptor_options = read_descriptor(&descriptor, &type_map, &script)?;
+    let parts = read_descriptors(&descriptor, &type_map, &script)?;
     let fitting_options = read_fitting(&fitting, &type_map, &script)?;
-    let shapes = Shapes::new(&type_map, &descriptor_options, &fitting_options);
+    let n_types = type_map.len();
+    let descriptors = Descriptors {
+        list: parts.iter().map(|part| part.options.clone()).collect(),
+        is_hybrid: is_hybrid(&descriptor)?,
+    };
+    let input = descriptors.width() + fitting_options.n_extra();
+    let fitting_layers = [&[input], &fitting_options.neuron[..], &[1]].concat();
+    let mut descriptor_nets = Vec::new();
+    for part in &parts {
+        descriptor_nets.extend(read_descriptor_nets(part, n_types)?);
+    }
     Ok(DpModel {
-        stats: read_statistics(&model, &descriptor, &fitting, &shapes)?,
-        descriptor_nets: read_descriptor_nets(&descriptor, &descriptor_options, &shapes)?,
-        tables: read_tables(&descriptor, &descriptor_options, &shapes)?,
-        fitting_nets: read_nets(&fitting.get("nets")?, 1, &shapes, &shapes.fitting_layers, |_| false)?,
+        stats: read_statistics(&model, &parts, &fitting, &fitting_options)?,
+        descriptor_nets,
+        tables: read_all_tables(&parts, n_types)?,
+        fitting_nets: read_nets(&fitting.get("nets")?, 1, n_types, &fitting_layers, |_| false)?,
         min_nbor_dist: read_min_nbor_dist(&root)?,
         options: ModelOptions {
             type_map,
-            descriptor: descriptor_options,
+            descriptors,
             fitting: fitting_options,
+            pair_exclude_types: read_pairs(&model, "pair_exclude_types", n_types)?,
+            atom_exclude_types: read_excluded_atoms(&model, &fitting, n_types)?,
+            preset_out_bias: read_preset(&model)?,
             data_stat_nbatch: script["data_stat_nbatch"].as_u64().map_or(DATA_STAT_NBATCH, |n| n as usize),
             data_stat_protect: script["data_stat_protect"].as_f64().unwrap_or(DATA_STAT_PROTECT),
             script,
@@ -49,34 +61,35 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
     })
 }
 
-/// The sizes that arrays of a model must have.
-struct Shapes {
-    n_types: usize,
-    slots: usize,
-    /// Numbers of a row of the environment matrix.
-    components: usize,
-    n_fparam: usize,
-    n_aparam: usize,
-    /// Widths of the layers, the input first.
-    embedding_layers: Vec<usize>,
-    fitting_layers: Vec<usize>,
+/// A descriptor of a model and where it stands.
+struct Part<'a> {
+    place: Place<'a>,
+    options: DescriptorOptions,
 }
 
-impl Shapes {
-    fn new(type_map: &[String], descriptor: &DescriptorOptions, fitting: &FittingOptions) -> Self {
-        let input = descriptor.width() + fitting.numb_fparam + fitting.numb_aparam;
-        Shapes {
-            n_types: type_map.len(),
-            slots: descriptor.fixed_sel().iter().sum(),
-            components: descriptor.form().components(),
-            n_fparam: fitting.numb_fparam,
-            n_aparam: fitting.numb_aparam,
-            embedding_layers: [&[1], &descriptor.neuron[..]].concat(),
-            fitting_layers: [&[input], &fitting.neuron[..], &[1]].concat(),
-        }
+fn is_hybrid(place: &Place) -> Result<bool> {
+    Ok(place.get("type")?.str()? == "hybrid")
+}
+
+/// The descriptor, or those of a list.
+fn read_descriptors<'a>(place: &Place<'a>, type_map: &[String], script: &Value) -> Result<Vec<Part<'a>>> {
+    let read = |place: Place<'a>, script: &Value| {
+        read_descriptor(&place, type_map, script).map(|options| Part { options, place })
+    };
+    if !is_hybrid(place)? {
+        return Ok(vec![read(place.clone(), &script["descriptor"])?]);
     }
+    check_version(place, version::HYBRID)?;
+    let list = place.get("list")?;
+    let items = list.items()?;
+    if items.is_empty() {
+        bail!("{list}: found an empty list, wanted at least one descriptor");
+    }
+    let script = &script["descriptor"]["list"];
+    items.into_iter().enumerate().map(|(k, item)| read(item, &script[k])).collect()
 }
 
+/// `script` is what the input said of it, or null.
 fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result<DescriptorOptions> {
     check_version(place, version::DESCRIPTOR_NEWEST)?;
     check_absent(place, "spin")?;
@@ -105,8 +118,8 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         type_one_side: place.get("type_one_side")?.bool()?,
         precision: read_precision(place)?,
         trainable: read_descriptor_trainable(place)?,
-        seed: script["descriptor"]["seed"].as_u64(),
-        exclude_types: read_pairs(place, type_map.len())?,
+        seed: script["seed"].as_u64(),
+        exclude_types: read_pairs(place, "exclude_types", type_map.len())?,
         set_davg_zero: flag(place, "set_davg_zero")?,
         env_protection: place.find("env_protection")?.map_or(Ok(0.0), |p| p.f64())?,
         embedding: Embedding::Chebyshev,
@@ -135,10 +148,7 @@ fn check_descriptor(place: &Place, options: &DescriptorOptions, n_types: usize) 
 
 fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<FittingOptions> {
     check_version(place, version::FITTING)?;
-    for key in ["spin", "exclude_types", "default_fparam", "layer_name", "dim_case_embd", "tot_ener_zero"] {
-        check_absent(place, key)?;
-    }
-    for key in ["mixed_types", "use_aparam_as_mask"] {
+    for key in ["spin", "layer_name", "dim_case_embd", "tot_ener_zero", "mixed_types"] {
         check_absent(place, key)?;
     }
     check_type_map(place, type_map)?;
@@ -151,6 +161,12 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         },
         None => Ok(0),
     };
+    let numb_fparam = count("numb_fparam")?;
+    let default_fparam = place.find("default_fparam")?;
+    let default_fparam = default_fparam.map(|list| list.list(Place::f64)).transpose()?;
+    if let Some(wrong) = default_fparam.as_ref().filter(|list| list.len() != numb_fparam) {
+        bail!("{place}.default_fparam: found {} numbers, wanted numb_fparam = {numb_fparam}", wrong.len());
+    }
     Ok(FittingOptions {
         trainable: read_fitting_trainable(place, neuron.len() + 1)?,
         neuron,
@@ -158,7 +174,9 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         resnet_dt: place.get("resnet_dt")?.bool()?,
         precision: read_precision(place)?,
         seed: script["fitting_net"]["seed"].as_u64(),
-        numb_fparam: count("numb_fparam")?,
+        numb_fparam,
+        default_fparam,
+        use_aparam_as_mask: flag(place, "use_aparam_as_mask")?,
         numb_aparam: count("numb_aparam")?,
         rcond: place.find("rcond")?.map(|p| p.f64()).transpose()?,
         atom_ener: read_atom_ener(place)?,
@@ -201,8 +219,36 @@ fn read_fitting_trainable(place: &Place, n_layers: usize) -> Result<Vec<bool>> {
     Ok(if flags.len() == n_layers { flags } else { vec![true; n_layers] })
 }
 
-fn read_pairs(place: &Place, n_types: usize) -> Result<Vec<(usize, usize)>> {
-    let Some(list) = place.find("exclude_types")? else { return Ok(Vec::new()) };
+/// The model's list, which the fitting net has too.
+fn read_excluded_atoms(model: &Place, fitting: &Place, n_types: usize) -> Result<Vec<usize>> {
+    let read = |place: &Place, key: &str| {
+        let Some(list) = place.find(key)? else { return Ok(Vec::new()) };
+        list.list(|item| match item.usize()? {
+            t if t < n_types => Ok(t),
+            t => bail!("{item}: found {t}, wanted a type below {n_types}"),
+        })
+    };
+    let (own, of_fitting) = (read(model, "atom_exclude_types")?, read(fitting, "exclude_types")?);
+    if own != of_fitting {
+        return Err(unsupported(fitting, "a fitting net that excludes other types than the model"));
+    }
+    Ok(own)
+}
+
+fn read_preset(model: &Place) -> Result<Vec<Option<f64>>> {
+    let Some(preset) = model.find("preset_out_bias")? else { return Ok(Vec::new()) };
+    let Some(energy) = preset.find("energy")? else { return Ok(Vec::new()) };
+    energy.list(|item| match item.node {
+        Node::Null => Ok(None),
+        _ => match item.array()?.to_f64()[..] {
+            [x] => Ok(Some(x)),
+            _ => Err(item.wanted("one number")),
+        },
+    })
+}
+
+fn read_pairs(place: &Place, key: &str, n_types: usize) -> Result<Vec<(usize, usize)>> {
+    let Some(list) = place.find(key)? else { return Ok(Vec::new()) };
     list.list(|item| match item.list(Place::usize)?[..] {
         [a, b] if a < n_types && b < n_types => Ok((a, b)),
         _ => bail!("{item}: wanted two types below {n_types}"),
@@ -232,13 +278,12 @@ fn read_min_nbor_dist(root: &Place) -> Result<Option<f64>> {
 
 fn read_statistics(
     model: &Place,
-    descriptor: &Place,
+    parts: &[Part],
     fitting: &Place,
-    shapes: &Shapes,
+    options: &FittingOptions,
 ) -> Result<DpStatistics> {
-    let n_types = shapes.n_types;
+    let n_types = model.get("type_map")?.items()?.len();
     let outputs = model.get(VARIABLES)?;
-    let environment = descriptor.get(VARIABLES)?;
     let parameters = fitting.get(VARIABLES)?;
     let mut bias = numbers(&outputs, "out_bias", n_types)?.unwrap_or_else(|| vec![0.0; n_types]);
     if let Some(more) = numbers(&parameters, "bias_atom_e", n_types)? {
@@ -249,32 +294,39 @@ fn read_statistics(
         None if n == 0 => Ok(Vec::new()),
         None => Err(err!("{parameters}: \"{key}\" is missing")),
     };
-    let dstd = read_rows(&environment.get("dstd")?, shapes, 1.0)?;
-    if let Some(centre) = dstd.iter().position(|row| row.iter().any(|&x| x.is_nan() || x <= 0.0)) {
-        bail!("{environment}.dstd: type {centre} has {:?}, wanted numbers above zero", dstd[centre]);
+    let (mut davg, mut dstd) = (Vec::new(), Vec::new());
+    for part in parts {
+        let environment = part.place.get(VARIABLES)?;
+        let rows = read_rows(&environment.get("dstd")?, &part.options, n_types, 1.0)?;
+        if let Some(centre) = rows.iter().position(|row| row.iter().any(|&x| x.is_nan() || x <= 0.0)) {
+            bail!("{environment}.dstd: type {centre} has {:?}, wanted numbers above zero", rows[centre]);
+        }
+        dstd.extend(rows);
+        davg.extend(read_rows(&environment.get("davg")?, &part.options, n_types, 0.0)?);
     }
     Ok(DpStatistics {
-        davg: read_rows(&environment.get("davg")?, shapes, 0.0)?,
+        davg,
         dstd,
         bias,
         out_std: numbers(&outputs, "out_std", n_types)?.unwrap_or_else(|| vec![1.0; n_types]),
-        fparam_avg: wanted("fparam_avg", shapes.n_fparam)?,
-        fparam_inv_std: wanted("fparam_inv_std", shapes.n_fparam)?,
-        aparam_avg: wanted("aparam_avg", shapes.n_aparam)?,
-        aparam_inv_std: wanted("aparam_inv_std", shapes.n_aparam)?,
+        fparam_avg: wanted("fparam_avg", options.numb_fparam)?,
+        fparam_inv_std: wanted("fparam_inv_std", options.numb_fparam)?,
+        aparam_avg: wanted("aparam_avg", options.numb_aparam)?,
+        aparam_inv_std: wanted("aparam_inv_std", options.numb_aparam)?,
     })
 }
 
 /// `davg` or `dstd`: one row for each centre type, the same in all slots. A row without directions is filled up with `rest`.
-fn read_rows(place: &Place, shapes: &Shapes, rest: f64) -> Result<Vec<[f64; 4]>> {
-    let (array, n) = (place.array()?, shapes.components);
-    let wanted = [shapes.n_types, shapes.slots, n];
-    if array.shape != wanted || shapes.slots == 0 {
+fn read_rows(place: &Place, options: &DescriptorOptions, n_types: usize, rest: f64) -> Result<Vec<[f64; 4]>> {
+    let (array, n) = (place.array()?, options.form().components());
+    let all_slots: usize = options.fixed_sel().iter().sum();
+    let wanted = [n_types, all_slots, n];
+    if array.shape != wanted || all_slots == 0 {
         bail!("{place}: found shape {:?}, wanted {wanted:?}", array.shape);
     }
     let values = array.to_f64();
     let mut rows = Vec::new();
-    for (centre, slots) in values.chunks_exact(n * shapes.slots).enumerate() {
+    for (centre, slots) in values.chunks_exact(n * all_slots).enumerate() {
         let mut row = [rest; 4];
         row[..n].copy_from_slice(&slots[..n]);
         if let Some(slot) = slots.chunks_exact(n).position(|other| other != &row[..n]) {
@@ -296,28 +348,43 @@ fn numbers(variables: &Place, key: &str, len: usize) -> Result<Option<Vec<f64>>>
     Ok(Some(array.to_f64()))
 }
 
-fn read_descriptor_nets(place: &Place, options: &DescriptorOptions, shapes: &Shapes) -> Result<Vec<Net>> {
+fn read_descriptor_nets(part: &Part, n_types: usize) -> Result<Vec<Net>> {
+    let options = &part.options;
     let ndim = if options.type_one_side { 1 } else { 2 };
     // Some writers leave out the nets of pairs that do not see each other.
     let unused = |index: usize| {
-        let (centre, neighbour) = (index % shapes.n_types, index / shapes.n_types);
+        let (centre, neighbour) = (index % n_types, index / n_types);
         let pairs = &options.exclude_types;
         ndim == 2 && (pairs.contains(&(centre, neighbour)) || pairs.contains(&(neighbour, centre)))
     };
-    read_nets(&place.get("embeddings")?, ndim, shapes, &shapes.embedding_layers, unused)
+    let layers = [&[1], &options.neuron[..]].concat();
+    read_nets(&part.place.get("embeddings")?, ndim, n_types, &layers, unused)
 }
 
-/// The tables of a compressed model, one for each embedding net.
-fn read_tables(
-    place: &Place,
-    options: &DescriptorOptions,
-    shapes: &Shapes,
-) -> Result<Option<Vec<EmbeddingTable>>> {
-    let Some(compress) = place.find("compress")? else { return Ok(None) };
+/// The tables of a compressed model, one for each embedding net of all descriptors.
+fn read_all_tables(parts: &[Part], n_types: usize) -> Result<Option<Vec<EmbeddingTable>>> {
+    let mut all = Vec::new();
+    let mut without = None;
+    for part in parts {
+        match read_tables(part, n_types)? {
+            Some(tables) => all.extend(tables),
+            None => without = Some(part),
+        }
+    }
+    match without {
+        None => Ok(Some(all)),
+        Some(_) if all.is_empty() => Ok(None),
+        Some(part) => Err(unsupported(&part.place, "a descriptor that is not compressed beside one that is")),
+    }
+}
+
+fn read_tables(part: &Part, n_types: usize) -> Result<Option<Vec<EmbeddingTable>>> {
+    let options = &part.options;
+    let Some(compress) = part.place.find("compress")? else { return Ok(None) };
     let variables = compress.get(VARIABLES)?;
     let (data, info) = (variables.get("compress_data")?, variables.get("compress_info")?);
     let (tables, about) = (data.items()?, info.items()?);
-    let wanted = options.n_nets(shapes.n_types);
+    let wanted = options.n_nets(n_types);
     if (tables.len(), about.len()) != (wanted, wanted) {
         bail!(
             "{compress}: found {} tables and {} of their ranges, wanted {wanted}",
@@ -335,7 +402,7 @@ fn read_tables(
 fn read_nets(
     place: &Place,
     ndim: u32,
-    shapes: &Shapes,
+    n_types: usize,
     widths: &[usize],
     unused: impl Fn(usize) -> bool,
 ) -> Result<Vec<Net>> {
@@ -346,7 +413,7 @@ fn read_nets(
     }
     let networks = place.get("networks")?;
     let items = networks.items()?;
-    let wanted = shapes.n_types.pow(ndim);
+    let wanted = n_types.pow(ndim);
     if items.len() != wanted {
         bail!("{networks}: found {} nets, wanted {wanted}", items.len());
     }

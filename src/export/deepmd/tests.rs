@@ -67,7 +67,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
     };
     let options = ModelOptions {
         type_map: vec!["O".into(), "N".into()],
-        descriptor: DescriptorOptions {
+        descriptors: Descriptors::from(DescriptorOptions {
             kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 2 }),
             sel: Sel::Fixed(vec![3, 5]),
             rcut: 6.0,
@@ -83,7 +83,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             set_davg_zero: true,
             env_protection: 1e-6,
             embedding: Embedding::Chebyshev,
-        },
+        }),
         fitting: FittingOptions {
             neuron: vec![5, 4],
             activation: gelu,
@@ -92,10 +92,15 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             trainable: vec![true, false, true],
             seed: Some(8),
             numb_fparam: 2,
+            default_fparam: Some(vec![0.5, -0.25]),
+            use_aparam_as_mask: false,
             numb_aparam: 1,
             rcond: Some(1e-5),
             atom_ener: vec![Some(-1.5), None],
         },
+        pair_exclude_types: vec![(1, 1)],
+        atom_exclude_types: vec![1],
+        preset_out_bias: vec![None, Some(-187.3)],
         data_stat_nbatch: 4,
         data_stat_protect: 0.02,
         script: json!({
@@ -158,8 +163,6 @@ fn the_net_of_a_pair_has_the_centre_type_running_fastest() {
     assert_eq!(descriptor_net_index(false, 3, 1, 0), 1);
     assert_eq!(descriptor_net_index(false, 3, 0, 1), 3);
     assert_eq!(descriptor_net_index(true, 3, 2, 1), 1);
-    let model = sample(false, Precision::Float64);
-    assert_eq!(model.descriptor_net(1, 0), &model.descriptor_nets[1]);
 }
 
 #[test]
@@ -207,7 +210,7 @@ fn a_script_without_numbers_for_sel_gets_them() {
     model.options.script = json!(null);
     let back = from_tree(&to_tree(&model)).unwrap();
     assert_eq!(back.options.script["fitting_net"]["trainable"], json!([true, false, true]));
-    assert_eq!(back.options.descriptor, model.options.descriptor);
+    assert_eq!(back.options.descriptors, model.options.descriptors);
 }
 
 #[test]

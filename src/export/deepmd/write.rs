@@ -32,48 +32,103 @@ pub fn stamp(tree: &mut Node, time: jiff::Timestamp) {
 
 fn model_tree(model: &DpModel) -> Map {
     let n_types = model.n_types();
-    let descriptor = &model.options.descriptor;
     let per_type = |values: &[f64]| numbers(Precision::Float64, vec![1, n_types, 1], values);
     let variables = Map::new()
         .with("out_bias", per_type(&model.stats.bias))
         .with("out_std", per_type(&model.stats.out_std));
     Map::new()
         .with("type_map", model.options.type_map.clone())
-        .with("atom_exclude_types", Node::List(vec![]))
-        .with("pair_exclude_types", Node::List(vec![]))
+        .with("atom_exclude_types", model.options.atom_exclude_types.clone())
+        .with("pair_exclude_types", pairs_tree(&model.options.pair_exclude_types))
         .with("rcond", model.options.fitting.rcond)
-        .with("preset_out_bias", Node::Null)
+        .with("preset_out_bias", preset_tree(&model.options.preset_out_bias))
         .with(VARIABLES, variables)
         .with("@class", "Model")
         .with("@version", version::MODEL)
         .with("type", "standard")
-        .with("descriptor", descriptor_tree(model, descriptor))
-        .with("fitting", fitting_tree(model, descriptor))
+        .with("descriptor", descriptors_tree(model))
+        .with("fitting", fitting_tree(model))
 }
 
-fn descriptor_tree(model: &DpModel, options: &DescriptorOptions) -> Map {
+fn pairs_tree(pairs: &[(usize, usize)]) -> Node {
+    Node::List(pairs.iter().map(|&(a, b)| Node::from(vec![a, b])).collect())
+}
+
+fn preset_tree(preset: &[Option<f64>]) -> Node {
+    let number = |x: &f64| numbers(Precision::Float64, vec![1], &[*x]);
+    match preset {
+        [] => Node::Null,
+        _ => {
+            let list = preset.iter().map(|x| x.as_ref().map_or(Node::Null, number)).collect();
+            Map::new().with("energy", Node::List(list)).into()
+        }
+    }
+}
+
+/// What a model has for one of its descriptors.
+struct Part<'a> {
+    model: &'a DpModel,
+    options: &'a DescriptorOptions,
+    davg: &'a [[f64; 4]],
+    dstd: &'a [[f64; 4]],
+    nets: &'a [Net],
+    tables: Option<&'a [EmbeddingTable]>,
+}
+
+fn parts_of(model: &DpModel) -> Vec<Part<'_>> {
+    let n_types = model.n_types();
+    let (mut first_net, mut parts) = (0, Vec::new());
+    for (k, options) in model.options.descriptors.list.iter().enumerate() {
+        let (types, nets) = (k * n_types..(k + 1) * n_types, first_net..first_net + options.n_nets(n_types));
+        parts.push(Part {
+            model,
+            options,
+            davg: &model.stats.davg[types.clone()],
+            dstd: &model.stats.dstd[types],
+            nets: &model.descriptor_nets[nets.clone()],
+            tables: model.tables.as_ref().map(|tables| &tables[nets.clone()]),
+        });
+        first_net = nets.end;
+    }
+    assert_eq!(first_net, model.descriptor_nets.len(), "one embedding net for each type or pair");
+    parts
+}
+
+fn descriptors_tree(model: &DpModel) -> Map {
+    let mut trees: Vec<Map> = parts_of(model).iter().map(descriptor_tree).collect();
+    if !model.options.descriptors.is_hybrid {
+        return trees.remove(0);
+    }
+    Map::new()
+        .with("@class", "Descriptor")
+        .with("type", "hybrid")
+        .with("@version", version::HYBRID)
+        .with("list", trees)
+}
+
+fn descriptor_tree(part: &Part) -> Map {
+    let Part { model, options, .. } = *part;
     let slots: usize = options.fixed_sel().iter().sum();
     let n = options.form().components();
     let shape = vec![model.n_types(), slots, n];
     let over_slots = |rows: &[[f64; 4]]| -> Vec<f64> {
         rows.iter().flat_map(|row| row[..n].iter().copied().cycle().take(n * slots)).collect()
     };
-    let excluded = options.exclude_types.iter().map(|&(a, b)| Node::from(vec![a, b])).collect();
     let env_mat = Map::new()
         .with("rcut", options.rcut)
         .with("rcut_smth", options.rcut_smth)
         .with("protection", options.env_protection)
         .with("use_exp_switch", false);
     let variables = Map::new()
-        .with("davg", numbers(options.precision, shape.clone(), &over_slots(&model.stats.davg)))
-        .with("dstd", numbers(options.precision, shape, &over_slots(&model.stats.dstd)));
+        .with("davg", numbers(options.precision, shape.clone(), &over_slots(part.davg)))
+        .with("dstd", numbers(options.precision, shape, &over_slots(part.dstd)));
     let entry = options.kind.entry();
     let mut tree = Map::new()
         .with("@class", "Descriptor")
         .with("type", entry.variant.name)
         .with(
             "@version",
-            if model.tables.is_some() { version::DESCRIPTOR_NEWEST } else { version::DESCRIPTOR },
+            if part.tables.is_some() { version::DESCRIPTOR_NEWEST } else { version::DESCRIPTOR },
         )
         .with("rcut", options.rcut)
         .with("rcut_smth", options.rcut_smth)
@@ -82,16 +137,16 @@ fn descriptor_tree(model: &DpModel, options: &DescriptorOptions) -> Map {
     for (key, value) in (entry.write)(options) {
         tree = tree.with(key, Node::from_json(&value));
     }
-    if let Some(tables) = &model.tables {
+    if let Some(tables) = part.tables {
         tree = tree.with("compress", Map::new().with(VARIABLES, tables_tree(tables, options.precision)));
     }
     tree.with("resnet_dt", options.resnet_dt)
         .with("set_davg_zero", options.set_davg_zero)
         .with("activation_function", options.activation.name())
         .with("precision", precision_name(options.precision))
-        .with("embeddings", embeddings_tree(model, options))
+        .with("embeddings", embeddings_tree(part))
         .with("env_mat", env_mat)
-        .with("exclude_types", Node::List(excluded))
+        .with("exclude_types", pairs_tree(&options.exclude_types))
         .with("env_protection", options.env_protection)
         .with(VARIABLES, variables)
         .with("type_map", model.options.type_map.clone())
@@ -116,7 +171,8 @@ fn tables_tree(tables: &[EmbeddingTable], precision: Precision) -> Map {
         .with("compress_info", Node::List(info.collect()))
 }
 
-fn embeddings_tree(model: &DpModel, options: &DescriptorOptions) -> Map {
+fn embeddings_tree(part: &Part) -> Map {
+    let Part { model, options, nets, .. } = *part;
     let net = |net: &Net| {
         Map::new()
             .with("@class", "EmbeddingNetwork")
@@ -129,16 +185,11 @@ fn embeddings_tree(model: &DpModel, options: &DescriptorOptions) -> Map {
             .with("precision", precision_name(options.precision))
             .with("layers", layers_tree(net, options.precision, |_| options.trainable))
     };
-    assert_eq!(
-        model.descriptor_nets.len(),
-        options.n_nets(model.n_types()),
-        "one embedding net for each type or pair"
-    );
     let ndim = if options.type_one_side { 1usize } else { 2 };
-    collection("embedding_network", ndim, model.n_types(), model.descriptor_nets.iter().map(net).collect())
+    collection("embedding_network", ndim, model.n_types(), nets.iter().map(net).collect())
 }
 
-fn fitting_tree(model: &DpModel, descriptor: &DescriptorOptions) -> Map {
+fn fitting_tree(model: &DpModel) -> Map {
     let options = &model.options.fitting;
     let stats = &model.stats;
     let parameters = |values: &[f64]| match values.len() {
@@ -158,33 +209,33 @@ fn fitting_tree(model: &DpModel, descriptor: &DescriptorOptions) -> Map {
         .with("@version", version::FITTING)
         .with("var_name", "energy")
         .with("ntypes", n_types)
-        .with("dim_descrpt", descriptor.width())
+        .with("dim_descrpt", model.options.descriptors.width())
         .with("neuron", options.neuron.clone())
         .with("resnet_dt", options.resnet_dt)
         .with("numb_fparam", options.numb_fparam)
         .with("numb_aparam", options.numb_aparam)
         .with("dim_case_embd", 0usize)
-        .with("default_fparam", Node::Null)
+        .with("default_fparam", options.default_fparam.clone())
         .with("activation_function", options.activation.name())
         .with("precision", precision_name(options.precision))
         .with("mixed_types", false)
-        .with("nets", fitting_nets_tree(model, descriptor))
+        .with("nets", fitting_nets_tree(model))
         .with("rcond", options.rcond)
-        .with("exclude_types", Node::List(vec![]))
+        .with("exclude_types", model.options.atom_exclude_types.clone())
         .with(VARIABLES, variables)
         .with("type_map", model.options.type_map.clone())
         .with("tot_ener_zero", false)
         .with("trainable", options.trainable.clone())
         .with("layer_name", Node::Null)
-        .with("use_aparam_as_mask", false)
+        .with("use_aparam_as_mask", options.use_aparam_as_mask)
         .with("spin", Node::Null)
         .with("type", "ener")
         .with("dim_out", 1usize)
         .with("atom_ener", options.atom_ener.clone())
 }
 
-fn fitting_nets_tree(model: &DpModel, descriptor: &DescriptorOptions) -> Map {
-    let options = &model.options.fitting;
+fn fitting_nets_tree(model: &DpModel) -> Map {
+    let (options, width) = (&model.options.fitting, model.options.descriptors.width());
     let net = |net: &Net| {
         assert_eq!(
             net.layers.len(),
@@ -194,7 +245,7 @@ fn fitting_nets_tree(model: &DpModel, descriptor: &DescriptorOptions) -> Map {
         Map::new()
             .with("@class", "FittingNetwork")
             .with("@version", version::FITTING_NET)
-            .with("in_dim", descriptor.width() + options.numb_fparam + options.numb_aparam)
+            .with("in_dim", width + options.n_extra())
             .with("out_dim", 1usize)
             .with("neuron", options.neuron.clone())
             .with("activation_function", options.activation.name())
@@ -256,41 +307,54 @@ fn precision_name(precision: Precision) -> &'static str {
 
 /// The `model` section as DeePMD-kit wants it beside a model: with numbers for `sel`.
 fn script(options: &ModelOptions) -> serde_json::Value {
-    let descriptor = &options.descriptor;
     if !options.script.is_object() {
-        return script_from_options(options, descriptor, &options.fitting);
+        return script_from_options(options, &options.fitting);
     }
-    let mut script = options.script.clone();
-    if let Some(section) = script.get_mut("descriptor").and_then(|section| section.as_object_mut()) {
-        section.insert("sel".to_string(), json!(descriptor.fixed_sel()));
+    let (mut script, descriptors) = (options.script.clone(), &options.descriptors);
+    for (k, descriptor) in descriptors.list.iter().enumerate() {
+        if let Some(section) =
+            descriptors.section_of(&mut script, k).and_then(|section| section.as_object_mut())
+        {
+            section.insert("sel".to_string(), json!(descriptor.fixed_sel()));
+        }
     }
     script
 }
 
-fn script_from_options(
-    options: &ModelOptions,
-    descriptor: &DescriptorOptions,
-    fitting: &FittingOptions,
-) -> serde_json::Value {
+fn descriptor_section(descriptor: &DescriptorOptions) -> serde_json::Value {
     let entry = descriptor.kind.entry();
-    let mut script = json!({
+    let mut section = json!({
+        "type": entry.variant.name,
+        "sel": descriptor.fixed_sel(),
+        "rcut": descriptor.rcut,
+        "rcut_smth": descriptor.rcut_smth,
+        "neuron": descriptor.neuron,
+        "activation_function": descriptor.activation.name(),
+        "resnet_dt": descriptor.resnet_dt,
+        "type_one_side": descriptor.type_one_side,
+        "precision": precision_name(descriptor.precision),
+        "trainable": descriptor.trainable,
+        "seed": descriptor.seed,
+        "exclude_types": descriptor.exclude_types,
+        "set_davg_zero": descriptor.set_davg_zero,
+        "env_protection": descriptor.env_protection,
+    });
+    for (key, value) in (entry.write)(descriptor) {
+        section[key] = value;
+    }
+    section
+}
+
+fn script_from_options(options: &ModelOptions, fitting: &FittingOptions) -> serde_json::Value {
+    let mut sections: Vec<serde_json::Value> =
+        options.descriptors.list.iter().map(descriptor_section).collect();
+    let descriptor = match options.descriptors.is_hybrid {
+        true => json!({ "type": "hybrid", "list": sections }),
+        false => sections.remove(0),
+    };
+    json!({
         "type_map": options.type_map,
-        "descriptor": {
-            "type": entry.variant.name,
-            "sel": descriptor.fixed_sel(),
-            "rcut": descriptor.rcut,
-            "rcut_smth": descriptor.rcut_smth,
-            "neuron": descriptor.neuron,
-            "activation_function": descriptor.activation.name(),
-            "resnet_dt": descriptor.resnet_dt,
-            "type_one_side": descriptor.type_one_side,
-            "precision": precision_name(descriptor.precision),
-            "trainable": descriptor.trainable,
-            "seed": descriptor.seed,
-            "exclude_types": descriptor.exclude_types,
-            "set_davg_zero": descriptor.set_davg_zero,
-            "env_protection": descriptor.env_protection,
-        },
+        "descriptor": descriptor,
         "fitting_net": {
             "type": "ener",
             "neuron": fitting.neuron,
@@ -300,15 +364,15 @@ fn script_from_options(
             "trainable": fitting.trainable,
             "seed": fitting.seed,
             "numb_fparam": fitting.numb_fparam,
+            "default_fparam": fitting.default_fparam,
             "numb_aparam": fitting.numb_aparam,
+            "use_aparam_as_mask": fitting.use_aparam_as_mask,
             "rcond": fitting.rcond,
             "atom_ener": fitting.atom_ener,
         },
+        "pair_exclude_types": options.pair_exclude_types,
+        "atom_exclude_types": options.atom_exclude_types,
         "data_stat_nbatch": options.data_stat_nbatch,
         "data_stat_protect": options.data_stat_protect,
-    });
-    for (key, value) in (entry.write)(descriptor) {
-        script["descriptor"][key] = value;
-    }
-    script
+    })
 }

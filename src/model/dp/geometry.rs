@@ -44,31 +44,63 @@ impl Geometry {
 
     /// As [`Geometry::new`], in the memory of an earlier frame.
     pub fn fill(&mut self, model: &Dp, frame: &Frame) -> Result<()> {
+        self.fill_from(model, frame, &list_of(model, frame)?)
+    }
+
+    /// As [`Geometry::fill`], from neighbours that were listed already: see [`list_of`].
+    pub fn fill_from(&mut self, model: &Dp, frame: &Frame, list: &NeighborList) -> Result<()> {
         let n_types = model.n_types();
-        let list = NeighborList::new(frame, model.descriptor().rcut, n_types, Some(model.sel()))?;
         if model.descriptor().env_protection == 0.0 {
             list.refuse_overlap()?;
         }
         self.clear(list.n_pairs(), frame.n_atoms() * n_types);
-        self.types = frame.types.clone();
+        self.types = centers_of(model, &frame.types);
         extra_inputs(&mut self.extra, model, frame.n_atoms(), &frame.fparam, &frame.aparam);
         let counts_left_out = counts_left_out(model);
         for i in 0..frame.n_atoms() {
             for t in 0..n_types {
-                let center = frame.types[i];
-                // An excluded neighbour keeps its slot, which is no empty one.
-                self.padding.push((model.sel()[t] - list.count(i, t)) as u32);
-                let is_seen = center >= 0 && !model.descriptor().excludes(center as usize, t);
-                if is_seen {
-                    list.columns(i, t, &mut self.j, &mut self.d, &mut self.r);
+                let (center, slots) = (frame.types[i], model.sel()[t]);
+                if is_hidden(model, center, t) {
+                    self.push_empty(slots, counts_left_out);
+                    continue;
                 }
+                let is_seen = center >= 0 && !model.descriptor().excludes(center as usize, t);
+                let taken = if is_seen {
+                    let first = self.j.len();
+                    list.columns(i, t, &mut self.j, &mut self.d, &mut self.r);
+                    self.keep_near(first, slots, model.descriptor().rcut)
+                } else {
+                    // An excluded neighbour keeps its slot, which is no empty one.
+                    slots.min(list.count(i, t))
+                };
+                self.padding.push((slots - taken) as u32);
                 if counts_left_out {
-                    self.left_out.push(if is_seen { 0 } else { list.count(i, t) as u32 });
+                    self.left_out.push(if is_seen { 0 } else { taken as u32 });
                 }
                 self.start.push(self.j.len() as u32);
             }
         }
         Ok(())
+    }
+
+    /// Adds a group of which all slots are empty.
+    fn push_empty(&mut self, slots: usize, counts_left_out: bool) {
+        self.padding.push(slots as u32);
+        if counts_left_out {
+            self.left_out.push(0);
+        }
+        self.start.push(self.j.len() as u32);
+    }
+
+    /// Of the pairs from `first` on, which come nearest first, keeps those that have a slot and are within the cutoff. A hybrid lists
+    /// more than some of its descriptors see; there the row of a neighbour beyond the cutoff is that of an empty slot.
+    fn keep_near(&mut self, first: usize, slots: usize, rcut: f64) -> usize {
+        let listed = &self.r[first..];
+        let near = listed[..slots.min(listed.len())].partition_point(|&r| r <= rcut);
+        self.j.truncate(first + near);
+        self.d.truncate(first + near);
+        self.r.truncate(first + near);
+        near
     }
 
     /// The neighbours that an MD program has listed. Ghosts are neighbours and no centres: their type is -1 here.
@@ -85,7 +117,12 @@ impl Geometry {
             .map(|k| Self::of_centers(model, domain, k * CENTERS..n_local.min((k + 1) * CENTERS)))
             .collect::<Result<_>>()?;
         let mut all = Geometry {
-            types: (0..n_atoms).map(|i| if i < n_local { domain.types[i] } else { -1 }).collect(),
+            types: (0..n_atoms)
+                .map(|i| match i < n_local && model.options.has_energy(domain.types[i]) {
+                    true => domain.types[i],
+                    false => -1,
+                })
+                .collect(),
             ..Default::default()
         };
         all.clear(parts.iter().map(Geometry::n_pairs).sum(), n_atoms * model.n_types());
@@ -109,7 +146,7 @@ impl Geometry {
 
     /// The pairs of some local atoms of a domain; everything begins with the first of them.
     fn of_centers(model: &Dp, domain: &Domain, centers: Range<usize>) -> Result<Self> {
-        let (n_types, rcut) = (model.n_types(), model.descriptor().rcut);
+        let n_types = model.n_types();
         let mut part = Geometry::default();
         part.clear(0, centers.len() * n_types);
         let mut found = Vec::new();
@@ -117,7 +154,7 @@ impl Geometry {
         for i in centers {
             found.clear();
             if domain.types[i] >= 0 {
-                domain.nearest(&mut found, i, rcut, model.sel())?;
+                domain.nearest(&mut found, i, model.listed.rcut, &model.listed.sel)?;
             }
             if model.descriptor().env_protection == 0.0 {
                 Domain::refuse_overlap(&found, i)?;
@@ -126,16 +163,24 @@ impl Geometry {
             for t in 0..n_types {
                 let (own, others) = rest.split_at(rest.partition_point(|near| near.neighbor as usize == t));
                 rest = others;
-                part.padding.push((model.sel()[t] - own.len()) as u32);
+                let slots = model.sel()[t];
+                if is_hidden(model, domain.types[i], t) {
+                    part.push_empty(slots, counts_left_out);
+                    continue;
+                }
                 let is_seen =
                     domain.types[i] >= 0 && !model.descriptor().excludes(domain.types[i] as usize, t);
-                if counts_left_out {
-                    part.left_out.push(if is_seen { 0 } else { own.len() as u32 });
-                }
+                let mut taken = slots.min(own.len());
                 if is_seen {
+                    let first = part.j.len();
                     part.j.extend(own.iter().map(|near| near.j));
                     part.d.extend(own.iter().map(|near| near.d));
                     part.r.extend(own.iter().map(|near| near.r2.sqrt()));
+                    taken = part.keep_near(first, slots, model.descriptor().rcut);
+                }
+                part.padding.push((slots - taken) as u32);
+                if counts_left_out {
+                    part.left_out.push(if is_seen { 0 } else { taken as u32 });
                 }
                 part.start.push(part.j.len() as u32);
             }
@@ -179,23 +224,43 @@ impl Prepared for Geometry {
     }
 }
 
+/// The neighbours of a frame, for every descriptor of a model.
+pub fn list_of(model: &Dp, frame: &Frame) -> Result<NeighborList> {
+    NeighborList::new(frame, model.listed.rcut, model.n_types(), Some(&model.listed.sel))
+}
+
 /// Whether slots of excluded neighbours must be counted: they contribute where there are no directions.
 fn counts_left_out(model: &Dp) -> bool {
     let descriptor = model.descriptor();
     matches!(descriptor.form(), Form::Distances { .. }) && !descriptor.exclude_types.is_empty()
 }
 
-/// `[n_atoms, numb_fparam + numb_aparam]`, shifted and scaled by the statistics.
+/// Whether atoms of type `t` are no neighbours of this centre.
+fn is_hidden(model: &Dp, center: i32, t: usize) -> bool {
+    usize::try_from(center).is_ok_and(|center| model.options.hides(center, t))
+}
+
+/// Types of atoms, -1 for those that have no energy of their own.
+fn centers_of(model: &Dp, types: &Arc<[i32]>) -> Arc<[i32]> {
+    if model.options.atom_exclude_types.is_empty() {
+        return types.clone();
+    }
+    types.iter().map(|&t| if model.options.has_energy(t) { t } else { -1 }).collect()
+}
+
+/// `[n_atoms, n_extra]` frame and atomic parameters, shifted and scaled by the statistics.
 pub(crate) fn extra_inputs(extra: &mut Vec<f64>, model: &Dp, n_atoms: usize, fparam: &[f64], aparam: &[f64]) {
     let fit = &model.options.fitting;
     let stats = &model.stats;
     extra.clear();
+    let fparam = fit.fparam_or_default(fparam);
+    let numb_aparam = fit.n_extra() - fit.numb_fparam;
     for i in 0..n_atoms {
         for k in 0..fit.numb_fparam {
             extra.push((fparam[k] - stats.fparam_avg[k]) * stats.fparam_inv_std[k]);
         }
-        for k in 0..fit.numb_aparam {
-            let x = aparam[i * fit.numb_aparam + k];
+        for k in 0..numb_aparam {
+            let x = aparam[i * numb_aparam + k];
             extra.push((x - stats.aparam_avg[k]) * stats.aparam_inv_std[k]);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::model::Dp;
 use super::options::Precision;
+use super::spec::descriptor_net_index;
 use crate::model::net::{LayerShape, NetShape};
 use crate::sample::torch::{Generator, mix_seeds};
 use std::ops::Range;
@@ -25,10 +26,15 @@ impl Dp {
     /// - global  the generator of the run; see [`crate::sample::statistics::global_generator`]
     pub fn initial_params(&self, global: &mut Generator) -> Vec<f64> {
         let mut params = vec![0.0; self.table.len()];
-        let (se, fit) = (self.descriptor(), &self.options.fitting);
-        let part = Part { n_hidden: se.neuron.len(), seed: se.seed, precision: se.precision };
-        for (place, &k) in self.embedding_order().iter().enumerate() {
-            init_net(&mut params, global, &self.embedding[k], part, place as u64);
+        let fit = &self.options.fitting;
+        let mut nets = &self.embedding[..];
+        for se in &self.options.descriptors.list {
+            let (own, others) = nets.split_at(se.n_nets(self.n_types()));
+            let part = Part { n_hidden: se.neuron.len(), seed: se.seed, precision: se.precision };
+            for (place, k) in embedding_order(se.type_one_side, self.n_types()).enumerate() {
+                init_net(&mut params, global, &own[k], part, place as u64);
+            }
+            nets = others;
         }
         let part = Part { n_hidden: fit.neuron.len(), seed: fit.seed, precision: fit.precision };
         for (place, net) in self.fitting.iter().enumerate() {
@@ -56,14 +62,13 @@ impl Dp {
     pub fn random_params(&self, seed: u64) -> Vec<f64> {
         self.initial_params(&mut Generator::new(seed))
     }
+}
 
-    /// The embedding nets in the order in which DeePMD-kit makes them: neighbours run fastest, not centres.
-    fn embedding_order(&self) -> Vec<usize> {
-        let n_types = self.n_types();
-        let n_centers = if self.descriptor().type_one_side { 1 } else { n_types };
-        let of_center = |center| (0..n_types).map(move |neighbor| self.embedding_net(center, neighbor));
-        (0..n_centers).flat_map(of_center).collect()
-    }
+/// The embedding nets of a descriptor in the order in which DeePMD-kit makes them: neighbours run fastest, not centres.
+fn embedding_order(type_one_side: bool, n_types: usize) -> impl Iterator<Item = usize> {
+    let n_centers = if type_one_side { 1 } else { n_types };
+    let net = move |center, neighbor| descriptor_net_index(type_one_side, n_types, center, neighbor);
+    (0..n_centers).flat_map(move |center| (0..n_types).map(move |neighbor| net(center, neighbor)))
 }
 
 /// Makes the net at `place` of its section.

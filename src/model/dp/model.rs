@@ -1,11 +1,12 @@
 //! A Deep Potential model: shapes, statistics and the table of its parameters. The parameters themselves are a flat vector.
 
-use super::options::{DescriptorOptions, ModelOptions};
+use super::options::{DescriptorOptions, Descriptors, ModelOptions};
 use super::spec::{DpModel, DpStatistics, Layer, Net, descriptor_net_index};
 use super::table::EmbeddingTable;
 use crate::model::net::{HiddenSpec, LayerShape, NetShape, Shortcut};
 use crate::model::params::ParamTable;
 use crate::{Result, bail};
+use std::sync::Arc;
 
 /// Everything about a model but the values of its parameters.
 #[derive(Debug, Clone)]
@@ -13,24 +14,34 @@ pub struct Dp {
     pub options: ModelOptions,
     pub stats: DpStatistics,
     pub table: ParamTable,
-    /// The descriptor's nets: one for each neighbour type, or one for each pair, see [`Dp::embedding_net`].
+    /// The nets of all descriptors. Of each one for each neighbour type, or one for each pair, see [`Dp::embedding_net`].
     pub embedding: Vec<NetShape>,
     /// One fitting net for each centre type.
     pub fitting: Vec<NetShape>,
     /// One for each embedding net where the model is compressed: evaluation takes these. Nothing is trained then.
     pub tables: Option<Vec<EmbeddingTable>>,
-    sel: Vec<usize>,
+    /// How the neighbours are listed from which descriptors take theirs.
+    pub listed: Listed,
+}
+
+/// A neighbour list: DeePMD-kit makes one for all descriptors of a hybrid, which is cut for each of them afterwards. Who is in it
+/// depends on the whole where slots are few, and an excluded neighbour takes a slot wherever it is listed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    pub rcut: f64,
+    /// Slots of each type.
+    pub sel: Vec<usize>,
 }
 
 impl Dp {
     /// Lays out the parameters of a model. `options.descriptor.sel` must be resolved.
     pub fn new(options: ModelOptions, stats: DpStatistics) -> Self {
-        let se = &options.descriptor;
-        let sel = se.fixed_sel().to_vec();
         let n_types = options.type_map.len();
         let mut table = ParamTable::default();
-        let embedding = (0..se.n_nets(n_types))
-            .map(|k| {
+        let mut embedding = Vec::with_capacity(options.descriptors.n_nets(n_types));
+        for (part, se) in options.descriptors.list.iter().enumerate() {
+            let prefix = options.descriptors.prefix(part);
+            for k in 0..se.n_nets(n_types) {
                 let spec = HiddenSpec {
                     n_in: 1,
                     neuron: &se.neuron,
@@ -38,12 +49,12 @@ impl Dp {
                     resnet_dt: se.resnet_dt,
                     trainable: &vec![se.trainable; se.neuron.len()],
                 };
-                let networks = se.kind.entry().networks;
-                NetShape::hidden(&mut table, &format!("{networks}.filter_layers.networks.{k}"), spec)
-            })
-            .collect();
+                let name = format!("{prefix}.filter_layers.networks.{k}");
+                embedding.push(NetShape::hidden(&mut table, &name, spec));
+            }
+        }
         let fit = &options.fitting;
-        let n_in = se.width() + fit.numb_fparam + fit.numb_aparam;
+        let n_in = options.descriptors.width() + fit.n_extra();
         let fitting = (0..n_types)
             .map(|k| {
                 let prefix = format!("fitting_net.filter_layers.networks.{k}");
@@ -62,12 +73,39 @@ impl Dp {
                 )
             })
             .collect();
-        Dp { options, stats, table, embedding, fitting, tables: None, sel }
+        let listed = Listed { rcut: options.descriptors.rcut(), sel: options.descriptors.largest_sel() };
+        Dp { options, stats, table, embedding, fitting, tables: None, listed }
     }
 
-    /// The descriptor's options.
+    /// One model for each descriptor: what the whole has of it, with the parameters where they are. The inputs of its fitting
+    /// nets are those of the whole.
+    pub fn parts(self: &Arc<Self>) -> Vec<Arc<Dp>> {
+        if !self.options.descriptors.is_hybrid {
+            return vec![self.clone()];
+        }
+        let n_types = self.n_types();
+        let (mut first_net, mut parts) = (0, Vec::new());
+        for (k, se) in self.options.descriptors.list.iter().enumerate() {
+            let nets = first_net..first_net + se.n_nets(n_types);
+            let types = k * n_types..(k + 1) * n_types;
+            let mut part = Dp::clone(self);
+            part.options.descriptors = Descriptors::from(se.clone());
+            part.stats.davg = self.stats.davg[types.clone()].to_vec();
+            part.stats.dstd = self.stats.dstd[types].to_vec();
+            part.embedding = self.embedding[nets.clone()].to_vec();
+            part.tables = self.tables.as_ref().map(|tables| tables[nets.clone()].to_vec());
+            parts.push(Arc::new(part));
+            first_net = nets.end;
+        }
+        parts
+    }
+
+    /// The descriptor's options, of a model with one of them: see [`Dp::parts`].
     pub fn descriptor(&self) -> &DescriptorOptions {
-        &self.options.descriptor
+        let [one] = &self.options.descriptors.list[..] else {
+            panic!("a hybrid was asked for its descriptor, of which it has several");
+        };
+        one
     }
 
     pub fn n_types(&self) -> usize {
@@ -76,12 +114,12 @@ impl Dp {
 
     /// Neighbour slots of each type.
     pub fn sel(&self) -> &[usize] {
-        &self.sel
+        self.descriptor().fixed_sel()
     }
 
     /// All neighbour slots of an atom.
     pub fn n_sel(&self) -> usize {
-        self.sel.iter().sum()
+        self.sel().iter().sum()
     }
 
     /// Width of the embedding, M1.
@@ -91,12 +129,12 @@ impl Dp {
 
     /// Width of the descriptor.
     pub fn n_descriptor(&self) -> usize {
-        self.descriptor().width()
+        self.options.descriptors.width()
     }
 
     /// Inputs of the fitting net beside the descriptor.
     pub fn n_extra(&self) -> usize {
-        self.options.fitting.numb_fparam + self.options.fitting.numb_aparam
+        self.options.fitting.n_extra()
     }
 
     /// Index of the embedding net for neighbours of type `neighbor` around a centre of type `center`.
@@ -125,6 +163,7 @@ impl Dp {
     /// A model and its parameters from plain data.
     pub fn from_spec(spec: DpModel) -> Result<(Self, Vec<f64>)> {
         for (center, (davg, dstd)) in spec.stats.davg.iter().zip(&spec.stats.dstd).enumerate() {
+            let center = center % spec.options.type_map.len();
             let isotropic = davg[1..].iter().all(|&x| x == 0.0) && dstd[1..].iter().all(|&x| x == dstd[1]);
             if !isotropic {
                 bail!(

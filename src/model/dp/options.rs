@@ -1,11 +1,12 @@
 //! The options of a Deep Potential model: the table of keys, and the options as meant.
 
-use super::descriptor::DESCRIPTOR;
-pub use super::descriptor::{DescriptorKind, DescriptorOptions, Embedding, Form, SeE2A, Sel};
+use super::descriptor::{DESCRIPTOR, check_type, resolve_type_pairs};
+pub use super::descriptor::{DescriptorKind, DescriptorOptions, Descriptors, Embedding, Form, SeE2A, Sel};
 use super::fitting::FITTING;
 pub use super::fitting::FittingOptions;
 pub use super::keys::parse_activation;
 use crate::config::Section;
+use crate::config::check::count;
 use crate::config::table::{Key, Kind, Table, Variant, Variants};
 use crate::err;
 use crate::error::Result;
@@ -22,8 +23,15 @@ pub enum Precision {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptions {
     pub type_map: Vec<String>,
-    pub descriptor: DescriptorOptions,
+    pub descriptors: Descriptors,
     pub fitting: FittingOptions,
+    /// Pairs of types that are not neighbours of each other: their slots are empty. A descriptor's own `exclude_types` are other
+    /// slots ([`Form`]).
+    pub pair_exclude_types: Vec<(usize, usize)>,
+    /// Types whose atoms have no energy of their own.
+    pub atom_exclude_types: Vec<usize>,
+    /// The energy bias of each type where it is given; empty where none is.
+    pub preset_out_bias: Vec<Option<f64>>,
     /// Batches of each system that the statistics look at.
     pub data_stat_nbatch: usize,
     /// Smallest standard deviation that the statistics may give.
@@ -54,18 +62,15 @@ pub static MODEL: Table = Table {
         Key::new("smin_alpha", Kind::NUMBER).optional().ignored("").doc("Only used together with use_srtab."),
         Key::new("sw_rmin", Kind::NUMBER).optional().ignored("").doc("Only used together with use_srtab."),
         Key::new("sw_rmax", Kind::NUMBER).optional().ignored("").doc("Only used together with use_srtab."),
-        Key::new("pair_exclude_types", Kind::Any)
+        Key::new("pair_exclude_types", Kind::List(&Kind::List(&Kind::COUNT)))
             .default("[]")
-            .not_yet("for se_e2_a, model.descriptor.exclude_types does the same")
-            .doc("Pairs of types that are not neighbours of each other."),
-        Key::new("atom_exclude_types", Kind::Any)
-            .default("[]")
-            .not_yet("")
-            .doc("Types whose atoms have no energy of their own."),
-        Key::new("preset_out_bias", Kind::Any)
-            .default("null")
-            .not_yet("for energies, model.fitting_net.atom_ener sets the bias of a type")
-            .doc("Given values for the bias of the output."),
+            .doc("Pairs of type indices that are not neighbours of each other, such as [[0, 1]]: their slots stay empty."),
+        Key::new("atom_exclude_types", Kind::List(&Kind::COUNT)).default("[]").doc(
+            "Indices of types whose atoms have no energy of their own, only a part in that of others. The loss leaves them out.",
+        ),
+        Key::new("preset_out_bias", Kind::Any).default("null").unit("eV").doc(
+            "Given values for the energy bias of types, such as {\"energy\": [null, -13.6]}; null: fitted to the data.",
+        ),
         Key::new("srtab_add_bias", Kind::Bool)
             .default("true")
             .ignored("")
@@ -132,6 +137,29 @@ const STANDARD: &[Key] = &[
         .doc("Only used together with bridging_method."),
 ];
 
+/// `{"energy": [...]}` with a number, a list of one, or null for each type.
+fn resolve_preset(section: &Section, n_types: usize) -> Result<Vec<Option<f64>>> {
+    let key = "preset_out_bias";
+    let Some(given) = section.get(key) else { return Ok(Vec::new()) };
+    let energy = given.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("energy"));
+    let Some(list) = energy.and_then(Value::as_array) else {
+        return Err(section
+            .error(key, err!("found {given}, wanted an object with the key \"energy\" alone"))
+            .help("such as {\"energy\": [null, -13.6]}"));
+    };
+    if list.len() != n_types {
+        let error = err!("{} for the {} of type_map", count(list.len(), "number"), count(n_types, "type"));
+        return Err(section.error(key, error).help("write null for a type whose bias is fitted"));
+    }
+    let number = |item: &Value| match item.as_array().map(Vec::as_slice).unwrap_or(std::slice::from_ref(item))
+    {
+        [Value::Null] => Ok(None),
+        [Value::Number(x)] => Ok(x.as_f64()),
+        _ => Err(section.error(key, err!("found {item}, wanted a number or null"))),
+    };
+    list.iter().map(number).collect()
+}
+
 impl ModelOptions {
     /// Resolves the checked `model` section.
     pub fn resolve(section: &Section) -> Result<ModelOptions> {
@@ -146,20 +174,47 @@ impl ModelOptions {
         {
             return Err(section.error("type_map", err!("the type \"{name}\" stands there twice")));
         }
-        let descriptor = DescriptorOptions::resolve(&section.section("descriptor"), &type_map)?;
+        let descriptors = Descriptors::resolve(&section.section("descriptor"), &type_map)?;
         let fitting = FittingOptions::resolve(&section.section("fitting_net"), type_map.len())?;
+        let n_types = type_map.len();
+        let atoms = section.ints("atom_exclude_types").into_iter();
+        let atoms = atoms.map(|t| check_type(section, "atom_exclude_types", t, n_types));
         let mut script = section.value().clone();
-        if let Some(Value::Object(descriptor)) = script.get_mut("descriptor") {
-            descriptor.shift_remove("embedding"); // DeePMD-kit would refuse it
+        for k in 0..descriptors.list.len() {
+            if let Some(Value::Object(descriptor)) = descriptors.section_of(&mut script, k) {
+                descriptor.shift_remove("embedding"); // DeePMD-kit would refuse it
+            }
         }
         Ok(ModelOptions {
             type_map,
-            descriptor,
+            descriptors,
             fitting,
+            pair_exclude_types: resolve_type_pairs(section, "pair_exclude_types", n_types)?,
+            atom_exclude_types: atoms.collect::<Result<_>>()?,
+            preset_out_bias: resolve_preset(section, n_types)?,
             data_stat_nbatch: section.int("data_stat_nbatch"),
             data_stat_protect: section.float("data_stat_protect"),
             script,
         })
+    }
+
+    /// Whether atoms of these types are no neighbours of each other.
+    pub fn hides(&self, a: usize, b: usize) -> bool {
+        self.pair_exclude_types.iter().any(|&(x, y)| (x, y) == (a, b) || (y, x) == (a, b))
+    }
+
+    /// Whether an atom of this type, -1 for one that is none, has an energy of its own.
+    pub fn has_energy(&self, center: i32) -> bool {
+        usize::try_from(center).is_ok_and(|center| !self.atom_exclude_types.contains(&center))
+    }
+
+    /// The number type of all arithmetic: float32 where every net has it, else float64.
+    pub fn precision(&self) -> Precision {
+        let nets = self.descriptors.list.iter().map(|se| se.precision);
+        match nets.chain([self.fitting.precision]).all(|precision| precision == Precision::Float32) {
+            true => Precision::Float32,
+            false => Precision::Float64,
+        }
     }
 
     /// How many parameters the embedding nets and the fitting nets have, before any of them takes memory.
@@ -170,11 +225,15 @@ impl ModelOptions {
                 |(n_in, &n_out): (usize, &usize)| n_out as u128 * (n_in as u128 + 1 + u128::from(has_dt));
             inputs.zip(neuron).map(layer).sum()
         };
-        let (se, fit, n_types) = (&self.descriptor, &self.fitting, self.type_map.len());
-        let inputs = se.width() + fit.numb_fparam + fit.numb_aparam;
+        let (fit, n_types) = (&self.fitting, self.type_map.len());
+        let inputs = self.descriptors.width() + fit.n_extra();
         let output = fit.neuron.last().map_or(0, |&last| last as u128 + 1);
         [
-            se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt),
+            self.descriptors
+                .list
+                .iter()
+                .map(|se| se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt))
+                .sum(),
             n_types as u128 * (net(inputs, &fit.neuron, fit.resnet_dt) + output),
         ]
     }

@@ -11,9 +11,9 @@ pub struct DpModel {
     /// `sel` is [`Sel::Fixed`] here: a model file has no room for "auto".
     pub options: ModelOptions,
     pub stats: DpStatistics,
-    /// Embedding nets, from s(r) to the last entry of `neuron`. With `type_one_side` net j serves neighbours of
+    /// Embedding nets of one descriptor after another, from s(r) to the last entry of `neuron`. With `type_one_side` net j serves neighbours of
     /// type j. Without, net i + j * n_types serves centres of type i with neighbours of type j: the centre runs
-    /// fastest. See [`DpModel::descriptor_net`].
+    /// fastest.
     pub descriptor_nets: Vec<Net>,
     /// Where the model is compressed: one table for each of `descriptor_nets`, and predictions are made from these.
     pub tables: Option<Vec<EmbeddingTable>>,
@@ -26,7 +26,7 @@ pub struct DpModel {
 /// The numbers that come from statistics of the data rather than from training.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct DpStatistics {
-    /// Mean of the environment rows (s, s x/r, s y/r, s z/r) for each centre type, taken off each row.
+    /// Mean of the environment rows (s, s x/r, s y/r, s z/r) for each centre type, taken off each row. `[descriptors, types]`
     pub davg: Vec<[f64; 4]>,
     /// Standard deviation of the same; each row is divided by it.
     pub dstd: Vec<[f64; 4]>,
@@ -48,9 +48,10 @@ impl DpStatistics {
     /// Refuses what does not fit the model: another number of types or parameters, or no numbers.
     pub fn check(&self, options: &ModelOptions) -> Result<()> {
         let (n_types, fit) = (options.type_map.len(), &options.fitting);
+        let n_rows = options.descriptors.list.len() * n_types;
         let lengths = [
-            ("davg", self.davg.len(), n_types, "types"),
-            ("dstd", self.dstd.len(), n_types, "types"),
+            ("davg", self.davg.len(), n_rows, "types"),
+            ("dstd", self.dstd.len(), n_rows, "types"),
             ("bias", self.bias.len(), n_types, "types"),
             ("out_std", self.out_std.len(), n_types, "types"),
             ("fparam_avg", self.fparam_avg.len(), fit.numb_fparam, "frame parameters"),
@@ -109,13 +110,6 @@ pub struct Layer {
 impl DpModel {
     pub fn n_types(&self) -> usize {
         self.options.type_map.len()
-    }
-
-    /// The embedding net of a centre type and a neighbour type.
-    pub fn descriptor_net(&self, centre: usize, neighbour: usize) -> &Net {
-        let descriptor = &self.options.descriptor;
-        &self.descriptor_nets
-            [descriptor_net_index(descriptor.type_one_side, self.n_types(), centre, neighbour)]
     }
 }
 

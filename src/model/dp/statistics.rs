@@ -48,7 +48,7 @@ impl Moments {
 /// Sums over the sampled frames.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sums {
-    /// `[n_types]` of s, and of the other three components together.
+    /// `[descriptors, n_types]` of s, and of the other three components together.
     radial: Vec<Moments>,
     angular: Vec<Moments>,
     fparam: Vec<Moments>,
@@ -61,38 +61,40 @@ pub struct Sums {
 impl Sums {
     /// The sums of one frame. Empty slots count as rows of zeros.
     pub fn of(options: &ModelOptions, frame: &Frame) -> Result<Self> {
-        let n_types = options.type_map.len();
-        let se = &options.descriptor;
+        let mut sums = Sums::of_outputs(options, frame);
+        for part in 0..options.descriptors.list.len() {
+            sums.add_rows(part, options, frame)?;
+        }
+        Ok(sums)
+    }
+
+    /// Adds the rows of one descriptor.
+    fn add_rows(&mut self, part: usize, options: &ModelOptions, frame: &Frame) -> Result<()> {
+        let (se, n_types) = (&options.descriptors.list[part], options.type_map.len());
         let sel = se.fixed_sel();
         let list = NeighborList::new(frame, se.rcut, n_types, Some(sel))?;
         if se.env_protection == 0.0 {
             list.refuse_overlap()?;
         }
-        let mut sums = Sums::empty(options);
         let n_slots = sel.iter().sum::<usize>() as f64;
-        let mut composition = vec![0.0; n_types];
+        let own = part * n_types..(part + 1) * n_types;
+        let (radial_sums, angular_sums) = (&mut self.radial[own.clone()], &mut self.angular[own]);
         for i in 0..frame.n_atoms() {
             let Ok(center) = usize::try_from(frame.types[i]) else { continue };
-            composition[center] += 1.0;
-            sums.radial[center].count += n_slots;
-            sums.angular[center].count += 3.0 * n_slots;
-            for t in (0..n_types).filter(|&t| !se.excludes(center, t)) {
+            radial_sums[center].count += n_slots;
+            angular_sums[center].count += 3.0 * n_slots;
+            for t in (0..n_types).filter(|&t| !se.excludes(center, t) && !options.hides(center, t)) {
                 for n in list.of(i, t) {
                     let [s, _, q, _] = radial(se, n.r);
-                    sums.radial[center].merge(&Moments { count: 0.0, sum: s, squares: s * s });
+                    radial_sums[center].merge(&Moments { count: 0.0, sum: s, squares: s * s });
                     for d in n.d {
                         let x = q * d;
-                        sums.angular[center].merge(&Moments { count: 0.0, sum: x, squares: x * x });
+                        angular_sums[center].merge(&Moments { count: 0.0, sum: x, squares: x * x });
                     }
                 }
             }
         }
-        if let Some(energy) = frame.labels.energy {
-            sums.compositions = composition;
-            sums.energies.push(energy);
-        }
-        sums.add_parameters(&options.fitting, frame);
-        Ok(sums)
+        Ok(())
     }
 
     /// As [`Sums::of`] without the rows of the environment: what biases and parameters need.
@@ -100,8 +102,8 @@ impl Sums {
         let mut sums = Sums::empty(options);
         if let Some(energy) = frame.labels.energy {
             sums.compositions = vec![0.0; options.type_map.len()];
-            for center in frame.types.iter().filter_map(|&t| usize::try_from(t).ok()) {
-                sums.compositions[center] += 1.0;
+            for &center in frame.types.iter().filter(|&&center| options.has_energy(center)) {
+                sums.compositions[center as usize] += 1.0;
             }
             sums.energies.push(energy);
         }
@@ -110,10 +112,10 @@ impl Sums {
     }
 
     fn empty(options: &ModelOptions) -> Self {
-        let n_types = options.type_map.len();
+        let n_rows = options.descriptors.list.len() * options.type_map.len();
         Sums {
-            radial: vec![Moments::default(); n_types],
-            angular: vec![Moments::default(); n_types],
+            radial: vec![Moments::default(); n_rows],
+            angular: vec![Moments::default(); n_rows],
             fparam: vec![Moments::default(); options.fitting.numb_fparam],
             aparam: vec![Moments::default(); options.fitting.numb_aparam],
             ..Sums::default()
@@ -121,7 +123,7 @@ impl Sums {
     }
 
     fn add_parameters(&mut self, fitting: &FittingOptions, frame: &Frame) {
-        for (moments, &x) in self.fparam.iter_mut().zip(&frame.fparam) {
+        for (moments, &x) in self.fparam.iter_mut().zip(fitting.fparam_or_default(&frame.fparam)) {
             moments.add(x);
         }
         if fitting.numb_aparam > 0 {
@@ -159,7 +161,7 @@ impl Sums {
     /// What is kept of the sums: the energy bias by least squares in place of all energies.
     pub fn summary(&self, options: &ModelOptions) -> Result<Summary> {
         let n_types = options.type_map.len();
-        let bias = self.bias(&options.fitting, n_types)?;
+        let bias = self.bias(options)?;
         let spread = vec![self.spread(&bias, n_types); n_types];
         Ok(Summary {
             rows: Some(self.radial.iter().copied().zip(self.angular.iter().copied()).collect()),
@@ -170,9 +172,11 @@ impl Sums {
         })
     }
 
-    /// The energy of each type that explains the energies best; types with a given `atom_ener` keep it.
-    fn bias(&self, fitting: &FittingOptions, n_types: usize) -> Result<Vec<f64>> {
-        let given = |t: usize| fitting.atom_ener.get(t).copied().flatten();
+    /// The energy of each type that explains the energies best; types with a given bias or `atom_ener` keep it.
+    fn bias(&self, options: &ModelOptions) -> Result<Vec<f64>> {
+        let (fitting, n_types) = (&options.fitting, options.type_map.len());
+        let of = |list: &[Option<f64>], t: usize| list.get(t).copied().flatten();
+        let given = |t: usize| of(&options.preset_out_bias, t).or(of(&fitting.atom_ener, t));
         if self.energies.is_empty() {
             return Ok((0..n_types).map(|t| given(t).unwrap_or(0.0)).collect());
         }
@@ -220,8 +224,9 @@ impl Sums {
         let energies = self.energies.iter().zip(predicted).map(|(label, e)| label - e).collect();
         let rest = Sums { energies, ..self.clone() };
         // The shift is relative: energies of isolated atoms that the options give are in the model already.
-        let fitting = FittingOptions { atom_ener: Vec::new(), ..options.fitting.clone() };
-        let shift = rest.bias(&fitting, options.type_map.len())?;
+        let mut nothing_given = options.clone();
+        (nothing_given.fitting.atom_ener, nothing_given.preset_out_bias) = (Vec::new(), Vec::new());
+        let shift = rest.bias(&nothing_given)?;
         let spread = rest.spread(&shift, options.type_map.len());
         Ok((shift, spread))
     }
@@ -292,9 +297,9 @@ impl Summary {
     /// Means, deviations and bias of a complete summary.
     pub fn finish(self, options: &ModelOptions) -> DpStatistics {
         assert!(self.is_complete(), "statistics were used before all of them were known");
-        let se = &options.descriptor;
         let protect = options.data_stat_protect;
-        let row = |(radial, angular): (Moments, Moments)| {
+        let row = |(k, (radial, angular)): (usize, (Moments, Moments))| {
+            let se = &options.descriptors.list[k / options.type_map.len()];
             let mean = if se.set_davg_zero { 0.0 } else { radial.mean() };
             let r = radial.deviation(SMALLEST_ROW);
             // Without directions nothing is divided by it.
@@ -304,7 +309,7 @@ impl Summary {
             };
             ([mean, 0.0, 0.0, 0.0], [r, a, a, a])
         };
-        let (davg, dstd) = self.rows.into_iter().flatten().map(row).unzip();
+        let (davg, dstd) = self.rows.into_iter().flatten().enumerate().map(row).unzip();
         let (bias, out_std) = self.output.unwrap_or_default();
         let (fparam, aparam) = (self.fparam.unwrap_or_default(), self.aparam.unwrap_or_default());
         let mean = |m: &[Moments]| m.iter().map(Moments::mean).collect::<Vec<f64>>();

@@ -8,6 +8,7 @@ use crate::engine::pinet::cuda::core::{Core, LossTerms, Resident, turn_of};
 use crate::engine::pinet::cuda::layout::{Clipping, Status, Turn as Numbers};
 use crate::engine::pinet::cuda::shape::{Class, Shape, supports};
 use crate::engine::pinet::cuda::{bring, program};
+use crate::error::ErrorKind;
 use crate::gpu::{Buffer, Device, Event, Numbers as Kind, Pinned};
 use crate::loss::Cost;
 use crate::loss::pinn::{PinnLoss, PinnLossValue, PinnMetrics};
@@ -284,7 +285,9 @@ impl PinnCudaLearner {
     fn judge(&self) -> Result<Status> {
         let status = self.core.status()?;
         if status.bad_step > 0 {
-            bail!("the loss of step {} is not a number: the parameters have diverged", status.bad_step);
+            let step = status.bad_step;
+            return Err(err!("the loss of step {step} is not a number: the parameters have diverged")
+                .of_kind(ErrorKind::Diverged));
         }
         Ok(status)
     }

@@ -90,6 +90,29 @@ CASES = {
     "se_e2_r": dict(descriptor=RADIAL),
     "se_e2_r_exclude": dict(descriptor=dict(exclude_types=[[0, 1]], resnet_dt=True, env_protection=0.125, **RADIAL)),
     "se_e2_r_float32": dict(descriptor=dict(precision="float32", **RADIAL), fitting=dict(precision="float32")),
+    # Descriptors one after another, each with its own cutoff, slots and nets.
+    "hybrid": dict(hybrid=[dict(), dict(rcut=2.5, rcut_smth=0.3, sel=[6, 9], neuron=[4], seed=2, **RADIAL)]),
+    # Too few slots, and excluded pairs beyond the cutoff of their descriptor; nets without a seed.
+    "hybrid_exclude": dict(hybrid=[
+        dict(rcut=2.8, sel=[3, 7], exclude_types=[[0, 0]], type_one_side=False),
+        dict(rcut=3.6, sel=[5, 4], exclude_types=[[0, 1]], resnet_dt=True, seed=None, **RADIAL),
+        dict(rcut=2.4, rcut_smth=1.0, sel=[4, 4], neuron=[2, 4], axis_neuron=3, exclude_types=[[0, 1]], seed=3),
+        dict(rcut=2.6, sel=[4, 5], neuron=[3], exclude_types=[[1, 1]], seed=4, **RADIAL),
+    ], fitting=dict(numb_fparam=2, numb_aparam=1)),
+    "hybrid_float32": dict(
+        hybrid=[dict(precision="float32", rcut=3.0, seed=2, **RADIAL), dict(precision="float32", rcut_smth=0.2)],
+        fitting=dict(precision="float32"),
+    ),
+    # Slots of pairs that are no neighbours are empty; those of a descriptor's excluded pairs are not.
+    "pair_exclude": dict(
+        model=dict(pair_exclude_types=[[0, 1]]),
+        hybrid=[dict(exclude_types=[[1, 1]]), dict(rcut=2.5, sel=[2, 3], neuron=[4], seed=2, **RADIAL)],
+    ),
+    "atom_exclude": dict(model=dict(atom_exclude_types=[1]), loss=dict(**ATOMS, **WEIGHTS)),
+    "atom_exclude_mae": dict(model=dict(atom_exclude_types=[0]), systems=["mixed"], loss=dict(loss_func="mae")),
+    "preset_bias": dict(model=dict(preset_out_bias=dict(energy=[None, -2.5]))),
+    "default_fparam": dict(systems=["open"], loss=dict(start_pref_v=0, limit_pref_v=0), fitting=dict(numb_fparam=2, default_fparam=[0.5, -1.0])),
+    "aparam_as_mask": dict(fitting=dict(numb_aparam=1, use_aparam_as_mask=True)),
     # DeePMD-kit rounds to bfloat16, float16 and float32 inside these two; here their arithmetic is float64 throughout.
     "hybrid_muon": dict(optimizer=dict(type="HybridMuon")),
     "hybrid_muon_plain": dict(
@@ -119,12 +142,15 @@ CASES = {
 def case_input(difference):
     """The training input of a case."""
     get = lambda key: copy.deepcopy(difference.get(key, {}))
+    descriptor = lambda own: {key: x for key, x in {**DESCRIPTOR, **own}.items() if x is not None}
+    parts = [descriptor(own) for own in get("hybrid")]
     config = dict(
         model=dict(
             type_map=["O", "H"],
-            descriptor={key: x for key, x in {**DESCRIPTOR, **get("descriptor")}.items() if x is not None},
+            descriptor=dict(type="hybrid", list=parts) if parts else descriptor(get("descriptor")),
             fitting_net={**FITTING, **get("fitting")},
             data_stat_nbatch=4,
+            **get("model"),
         ),
         learning_rate=get("rate") or copy.deepcopy(RATE),
         loss={**LOSS, **get("loss")},

@@ -16,6 +16,9 @@ pub struct Fold {
 }
 
 impl Fold {
+    /// Nothing is folded.
+    pub const NONE: Fold = Fold { square: 0 };
+
     /// The fold for descriptors with a square of `m2` rows; none where a layer needs every input in its place.
     pub fn new(nets: &[NetShape], m2: usize) -> Self {
         let folds = nets.iter().all(|net| net.layers.len() > 1 && net.layers[0].shortcut == Shortcut::None);

@@ -3,7 +3,6 @@
 use super::super::program;
 use super::*;
 use crate::data::Frame;
-use crate::engine::cpu::frame::CpuFrame;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::reference::tests::{deviation, frame, model, model_with, options, steep_params};
 use crate::engine::{Engine, Prediction};
@@ -29,7 +28,7 @@ fn device(numbers: Numbers) -> Option<Arc<Device>> {
 /// What the CPU engine says of a frame.
 fn on_cpu(model: &Arc<Dp>, params: &[f64], frame: &Frame) -> Evaluation {
     let mut engine = CpuEngine::<f64>::new(model.clone(), 1, EmbeddingMode::Direct).unwrap();
-    let prepared = CpuFrame::new(model, &Geometry::new(model, frame).unwrap());
+    let prepared = engine.preparer()(frame).unwrap();
     let mut found = Prediction::default();
     engine.evaluate(&mut found, params, &[&prepared]);
     let mut out = Evaluation {

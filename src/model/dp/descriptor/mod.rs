@@ -15,6 +15,7 @@ pub use form::Form;
 use serde_json::Value;
 
 mod form;
+mod hybrid;
 
 /// Declares the descriptors: the module of each, its own options, and its entry.
 macro_rules! descriptors {
@@ -53,7 +54,7 @@ macro_rules! descriptors {
         pub const DESCRIPTORS: &[&Entry] = &[$(&$module::ENTRY),*];
 
         /// How they stand in an input, with those that only DeePMD-kit has.
-        const VARIANTS: &[Variant] = &[
+        const PARTS: &[Variant] = &[
             $($module::ENTRY.variant,)*
             Variant::not_yet("se_e3").aliases(&["se_at", "se_a_3be", "se_t"]),
             Variant::not_yet("se_e3_tebd"),
@@ -63,7 +64,6 @@ macro_rules! descriptors {
             Variant::not_yet("dpa3"),
             Variant::not_yet("dpa4").aliases(&["DPA4", "SeZM", "sezm"]),
             Variant::not_yet("dpa4c").aliases(&["DPA4C"]),
-            Variant::not_yet("hybrid"),
             Variant::not_yet("loc_frame"),
             Variant::not_yet("se_a_tpe").aliases(&["se_a_ebd"]),
             Variant::not_yet("se_a_ebd_v2").aliases(&["se_a_tpe_v2"]),
@@ -105,9 +105,90 @@ pub struct Shared<'a> {
     pub neuron: &'a [usize],
 }
 
+/// A descriptor, or a list of them.
+const VARIANTS: [Variant; PARTS.len() + 1] = {
+    let mut all = [hybrid::VARIANT; PARTS.len() + 1];
+    let mut k = 0;
+    while k < PARTS.len() {
+        all[k] = PARTS[k];
+        k += 1;
+    }
+    all
+};
+
 /// The keys of the `descriptor` section.
 pub static DESCRIPTOR: Table =
-    Table { keys: &[], variants: Some(Variants { what: "descriptor", default: "", list: VARIANTS }) };
+    Table { keys: &[], variants: Some(Variants { what: "descriptor", default: "", list: &VARIANTS }) };
+
+/// The descriptors of a model, in the order of their numbers among the inputs of the fitting net.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Descriptors {
+    /// At least one.
+    pub list: Vec<DescriptorOptions>,
+    /// Whether it is written as a list, which one descriptor may be too. Files and names of parameters differ then.
+    pub is_hybrid: bool,
+}
+
+impl From<DescriptorOptions> for Descriptors {
+    fn from(one: DescriptorOptions) -> Self {
+        Descriptors { list: vec![one], is_hybrid: false }
+    }
+}
+
+impl Descriptors {
+    /// Resolves the checked `descriptor` section.
+    pub fn resolve(section: &Section, type_map: &[String]) -> Result<Self> {
+        match section.text("type") {
+            hybrid::NAME => Ok(Descriptors { list: hybrid::resolve(section, type_map)?, is_hybrid: true }),
+            _ => Ok(DescriptorOptions::resolve(section, type_map)?.into()),
+        }
+    }
+
+    /// Length of all of them for one atom.
+    pub fn width(&self) -> usize {
+        self.list.iter().map(DescriptorOptions::width).sum()
+    }
+
+    /// Nobody sees farther.
+    pub fn rcut(&self) -> f64 {
+        self.list.iter().map(|part| part.rcut).fold(0.0, f64::max)
+    }
+
+    /// The largest number of slots of each type, where all are known.
+    pub fn largest_sel(&self) -> Vec<usize> {
+        let mut largest = Vec::new();
+        for part in &self.list {
+            largest.resize(part.fixed_sel().len(), 0);
+            largest.iter_mut().zip(part.fixed_sel()).for_each(|(most, &n)| *most = n.max(*most));
+        }
+        largest
+    }
+
+    /// Embedding nets of all of them.
+    pub fn n_nets(&self, n_types: usize) -> usize {
+        self.list.iter().map(|part| part.n_nets(n_types)).sum()
+    }
+
+    /// Whether the number of slots is known for all.
+    pub fn is_fixed(&self) -> bool {
+        self.list.iter().all(|part| matches!(part.sel, Sel::Fixed(_)))
+    }
+
+    /// What is written of number `k` in a `model` section.
+    pub fn section_of<'a>(&self, model: &'a mut Value, k: usize) -> Option<&'a mut Value> {
+        let section = model.get_mut("descriptor")?;
+        if self.is_hybrid { section.get_mut("list")?.get_mut(k) } else { Some(section) }
+    }
+
+    /// What DeePMD-kit calls number `k`: the front of the names of its parameters.
+    pub fn prefix(&self, k: usize) -> String {
+        let networks = self.list[k].kind.entry().networks;
+        match self.is_hybrid {
+            true => networks.replacen("descriptor", &format!("descriptor.descrpt_list.{k}"), 1),
+            false => networks.to_string(),
+        }
+    }
+}
 
 /// The `descriptor` section.
 #[derive(Debug, Clone, PartialEq)]
@@ -246,7 +327,7 @@ impl DescriptorOptions {
             precision: precision(section),
             trainable: section.bool("trainable"),
             seed: section.optional_int("seed"),
-            exclude_types: Self::resolve_exclude_types(section, type_map)?,
+            exclude_types: resolve_type_pairs(section, "exclude_types", type_map.len())?,
             set_davg_zero: section.bool("set_davg_zero"),
             env_protection: section.float("env_protection"),
             embedding: match section.text("embedding") {
@@ -273,26 +354,37 @@ impl DescriptorOptions {
         }
         Ok(Sel::Fixed(sel))
     }
+}
 
-    fn resolve_exclude_types(section: &Section, type_map: &[String]) -> Result<Vec<(usize, usize)>> {
-        let n = type_map.len() as u64;
-        let mut pairs = Vec::new();
-        for (i, item) in section.list("exclude_types").iter().enumerate() {
-            let key = format!("exclude_types[{i}]");
-            let types: Vec<u64> = item.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
-            let [a, b] = types[..] else {
-                return Err(
-                    section.error(&key, err!("found {}, wanted a pair of two", count(types.len(), "type")))
-                );
-            };
-            if let Some(outside) = [a, b].into_iter().find(|t| *t >= n) {
-                return Err(section
-                    .error(&key, err!("there is no type {outside}: type_map has the types 0 to {}", n - 1)));
-            }
-            pairs.push((a as usize, b as usize));
-        }
-        Ok(pairs)
+/// Pairs of type indices.
+pub(super) fn resolve_type_pairs(
+    section: &Section,
+    key: &str,
+    n_types: usize,
+) -> Result<Vec<(usize, usize)>> {
+    let mut pairs = Vec::new();
+    for (i, item) in section.list(key).iter().enumerate() {
+        let key = format!("{key}[{i}]");
+        let types: Vec<u64> = item.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+        let [a, b] = types[..] else {
+            return Err(
+                section.error(&key, err!("found {}, wanted a pair of two", count(types.len(), "type")))
+            );
+        };
+        let pair = [a, b].map(|t| check_type(section, &key, t, n_types));
+        let [a, b] = pair;
+        pairs.push((a?, b?));
     }
+    Ok(pairs)
+}
+
+/// The index of a type that there is.
+pub(super) fn check_type(section: &Section, key: &str, t: u64, n_types: usize) -> Result<usize> {
+    if t < n_types as u64 {
+        return Ok(t as usize);
+    }
+    let error = err!("there is no type {t}: type_map has the types 0 to {}", n_types - 1);
+    Err(section.error(key, error))
 }
 
 /// The descriptor of this name.

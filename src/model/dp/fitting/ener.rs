@@ -24,6 +24,10 @@ pub struct FittingOptions {
     pub seed: Option<u64>,
     pub numb_fparam: usize,
     pub numb_aparam: usize,
+    /// What frames without frame parameters have.
+    pub default_fparam: Option<Vec<f64>>,
+    /// Parameters of atoms are read and not given to the net.
+    pub use_aparam_as_mask: bool,
     /// Singular values below this ratio are dropped when the energy bias is fitted.
     pub rcond: Option<f64>,
     /// Energy of the isolated atom for each type, where it is given.
@@ -33,9 +37,8 @@ pub struct FittingOptions {
 const KEYS: &[Key] = &[
     Key::new("numb_fparam", SIZE).default("0").doc("Parameters of a frame (fparam.npy) that the net gets."),
     Key::new("numb_aparam", SIZE).default("0").doc("Parameters of an atom (aparam.npy) that the net gets."),
-    Key::new("default_fparam", Kind::Any)
+    Key::new("default_fparam", Kind::OneOf(&[Kind::Null, Kind::List(&Kind::NUMBER)]))
         .default("null")
-        .not_yet("write fparam.npy into every system")
         .doc("Parameters of a frame for systems that have none."),
     Key::new("dim_case_embd", Kind::COUNT)
         .default("0")
@@ -71,11 +74,23 @@ const KEYS: &[Key] = &[
         .doc("Names of layers; equal names share parameters."),
     Key::new("use_aparam_as_mask", Kind::Bool)
         .default("false")
-        .not_yet("")
-        .doc("Whether aparam says which atoms are real."),
+        .doc("Whether parameters of atoms are kept from the net: DeePMD-kit's PyTorch reads them and does no more."),
 ];
 
 impl FittingOptions {
+    /// Inputs of the net beside the descriptor.
+    pub fn n_extra(&self) -> usize {
+        self.numb_fparam + if self.use_aparam_as_mask { 0 } else { self.numb_aparam }
+    }
+
+    /// The parameters of a frame that brought these.
+    pub fn fparam_or_default<'a>(&'a self, own: &'a [f64]) -> &'a [f64] {
+        match &self.default_fparam {
+            Some(default) if own.is_empty() => default,
+            _ => own,
+        }
+    }
+
     pub fn resolve(section: &Section, n_types: usize) -> Result<FittingOptions> {
         let neuron = neuron(section)?;
         let n_layers = neuron.len() + 1;
@@ -97,6 +112,13 @@ impl FittingOptions {
                 .error("atom_ener", error)
                 .help("write null for a type whose energy is not given"));
         }
+        let numb_fparam: usize = section.int("numb_fparam");
+        let numbers = |list: &[Value]| list.iter().filter_map(Value::as_f64).collect::<Vec<f64>>();
+        let default_fparam = section.optional_list("default_fparam").map(numbers);
+        if let Some(wrong) = default_fparam.as_ref().filter(|list| list.len() != numb_fparam) {
+            let error = err!("{} for numb_fparam = {numb_fparam}", count(wrong.len(), "number"));
+            return Err(section.error("default_fparam", error).help("one for each parameter of a frame"));
+        }
         Ok(FittingOptions {
             neuron,
             activation: activation(section)?,
@@ -104,7 +126,9 @@ impl FittingOptions {
             precision: precision(section),
             trainable,
             seed: section.optional_int("seed"),
-            numb_fparam: section.int("numb_fparam"),
+            numb_fparam,
+            default_fparam,
+            use_aparam_as_mask: section.bool("use_aparam_as_mask"),
             numb_aparam: section.int("numb_aparam"),
             rcond: section.optional_float("rcond"),
             atom_ener,
