@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Place, find, skip, small_input};
+use common::{Place, find, prepare_with, skip, small_input, stand_ins};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -16,15 +16,23 @@ struct Run {
     /// `127.0.0.1:8470`
     host: String,
     token: String,
+    /// What it said before that.
+    said: String,
 }
 
 impl Run {
     fn start(flags: &str) -> Run {
-        let place = Place::with_data();
+        Run::start_in(Place::with_data(), flags, |_| ())
+    }
+
+    /// `prepare` changes how the program is started.
+    fn start_in(place: Place, flags: &str, prepare: impl Fn(&mut Command)) -> Run {
         let mut input = small_input(10_000_000, 1_000_000);
         input["training"]["disp_freq"] = 50.into();
         place.input("input.json", &input);
-        let mut child = place.start(&format!("train {flags} input.json"));
+        let mut command = place.command(&format!("train {flags} input.json"));
+        prepare(&mut command);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let mut said = String::new();
         let address = lines.find_map(|line| {
@@ -35,7 +43,7 @@ impl Run {
         // Somebody must read, or the run would wait for that.
         std::thread::spawn(move || lines.for_each(drop));
         let (host, token) = address.split_once("/?token=").unwrap_or((&address, ""));
-        Run { child, _place: place, host: host.to_owned(), token: token.to_owned() }
+        Run { child, _place: place, host: host.to_owned(), token: token.to_owned(), said }
     }
 
     fn get(&self, target: &str) -> String {
@@ -86,6 +94,30 @@ fn a_run_is_shown_to_those_who_know_the_token() {
     assert_eq!(run.data(2, data["every"].as_u64().unwrap())["first"], 2);
     for stranger in ["/", "/data", "/data?token=0123456789abcdef0123456789abcdef"] {
         assert!(run.get(stranger).starts_with("HTTP/1.1 403 "), "{stranger}");
+    }
+}
+
+#[test]
+fn the_load_of_a_gpu_is_shown_where_it_tells_and_where_it_does_not_the_log_says_so() {
+    let libraries = ["libcuda.so.1", "libnvrtc.so.13", "libnvidia-ml.so.1"];
+    for busy in [Some("37"), None] {
+        let place = Place::with_data();
+        let Some(folder) = stand_ins(place.path("lib"), &libraries) else { return };
+        let cache = place.path("cache");
+        let run = Run::start_in(place, "--dashboard 127.0.0.1:0 --device cuda", |command| {
+            prepare_with(command, &cache, &folder);
+            command.envs(busy.map(|busy| ("FAKE_NVML_BUSY", busy)));
+        });
+        let data = run.wait_for_rows(2);
+        let refused = run.said.contains("the load of the GPU is not shown: cannot ask how busy");
+        assert_eq!(refused, busy.is_none(), "{}", run.said);
+        match busy {
+            Some(_) => assert_eq!(
+                (&data["gpus"][0]["busy"], &data["gpus"][0]["total"]),
+                (&37.into(), &2_000_000_000_u64.into())
+            ),
+            None => assert_eq!(data["gpus"], serde_json::json!([null])),
+        }
     }
 }
 

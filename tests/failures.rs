@@ -388,3 +388,73 @@ fn torchrun_restarts_a_job_from_its_newest_checkpoint() {
     let want: Vec<u64> = std::iter::once(1).chain((1..steps.len() as u64).map(|k| 100 * k)).collect();
     assert_eq!(steps, want);
 }
+
+/// Two agents of torchrun, which are two hosts to it: the second joins the job, and then goes.
+#[test]
+fn torchrun_goes_on_with_as_many_batches_when_a_host_joins_or_goes() {
+    let _turn = my_turn();
+    let place = Place::new(&[
+        ("/training/numb_steps", json!(100_000_000)),
+        ("/training/disp_freq", json!(100)),
+        ("/training/save_freq", json!(100)),
+        ("/training/max_ckpt_keep", json!(3)),
+        ("/training/gradient_accumulation", json!(2)),
+        ("/training/keep_global_batch", json!(true)),
+    ]);
+    let port = free_port();
+    // Agents that share one store lose each other when one joins later.
+    let env = [("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")];
+    let agent = |is_host: bool| {
+        let line = format!(
+            "torchrun --nnodes=1:2 --nproc_per_node=1 --max-restarts=3 --monitor-interval=0.1 --rdzv_backend=c10d \
+             --rdzv_id=changing --rdzv_endpoint=127.0.0.1:{port} \
+             --rdzv_conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host={is_host} --no-python"
+        );
+        place.launched(&line, "--pt train input.json", &env)
+    };
+    let Some(mut first) = agent(true) else { return };
+    wait_for_training(&place, 1, &mut first);
+    let mut second = agent(false).expect("torchrun was found before");
+    // Whichever has rank 0 tells.
+    let mut listen = |first: &mut Job, what: &str| {
+        let deadline = Instant::now() + LONG;
+        let found = |job: &Job| job.lines_with(what).next().cloned();
+        loop {
+            first.listen(Duration::from_millis(50), |_| false);
+            second.listen(Duration::from_millis(50), |_| false);
+            if let Some(line) = found(first).or_else(|| found(&second)) {
+                return line;
+            }
+            assert!(Instant::now() < deadline, "{what}\n{}\n{}", said(first), said(&second));
+        }
+    };
+    let line = listen(&mut first, "has started this job again, on another number of ranks");
+    assert!(line.contains("continuing from its newest complete checkpoint, model.ckpt-"), "{line}");
+    listen(&mut first, "training.gradient_accumulation is set to 1 for 2 ranks: a step keeps its 2 batches");
+    let deadline = Instant::now() + LONG;
+    while place.ranks().len() < 2 {
+        assert!(Instant::now() < deadline, "{}", said(&first));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let parent = format!("PPid:\t{}\n", second.child.id());
+    let is_its =
+        |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|s| s.contains(&parent));
+    let its_rank = place.ranks().into_iter().find(|(_, pid)| is_its(*pid)).expect("each agent has a rank").1;
+    strike(second.child.id() as i32, libc::SIGKILL);
+    strike(its_rank, libc::SIGKILL);
+    let resumed = |said: &[String]| {
+        said.iter().any(|line| {
+            line.contains(
+                "training.gradient_accumulation is set to 2 for 1 ranks: a step keeps its 2 batches",
+            )
+        })
+    };
+    assert!(first.listen(LONG, resumed), "{}", said(&first));
+    wait_for_training(&place, 1, &mut first);
+    strike(first.child.id() as i32, libc::SIGTERM);
+    first.end(LONG);
+    // One curve, without a gap or a repetition, and nothing was moved away.
+    let steps: Vec<u64> = place.curve().iter().map(|row| row.0).collect();
+    assert!(steps.is_sorted_by(|a, b| a < b) && steps.len() > 3, "{steps:?}");
+    assert!(!place.path("backup-1").exists());
+}

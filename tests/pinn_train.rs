@@ -227,3 +227,23 @@ fn mistakes_are_told_and_nothing_is_overwritten() {
     bad(&place.alone(stop), &["there is no metric \"X_RMSE\"", "E_RMSE"]);
     assert!(!place.path("model/model.ckpt-2.phx").exists());
 }
+
+/// Also where the data are those of evaluations, of which the first may be hours away.
+#[test]
+fn a_label_that_the_loss_needs_and_the_data_lack_is_told_before_training() {
+    let place = Place::new(&small(1e-3));
+    let row = |line: &str| line.split(' ').take(4).collect::<Vec<_>>().join(" ");
+    let bare: Vec<String> = structures(8, 2)
+        .lines()
+        .map(|line| match line.starts_with("Lattice") {
+            true => line.replace(":forces:R:3", ""),
+            false => row(line),
+        })
+        .collect();
+    std::fs::write(place.path("c.xyz"), bare.join("\n") + "\n").unwrap();
+    for data in ["-t a.xyz -e c.xyz", "-t c.xyz -e a.xyz"] {
+        let job = place.alone(&format!("train params.yml {data} -b 4 --train-steps 4"));
+        bad(&job, &["c.xyz: structure 0: a structure of 6 atoms has no f_data, which the loss needs"]);
+        assert_eq!(job.lines_with("Start to train").count(), 0);
+    }
+}

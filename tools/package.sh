@@ -5,7 +5,8 @@
 #   tools/package.sh deb [FOLDER]        phalanx_VERSION_amd64.deb with the same
 #
 # FOLDER (default: .) gets the package. Where cargo-zigbuild and zig are installed (pip install cargo-zigbuild ziglang), the programs run with
-# glibc 2.17 or newer; else with the glibc of this machine or newer. MPI, CUDA and NCCL are found at run time.
+# glibc 2.17 or newer, which is checked; else with what they were linked to on this machine. The glibc that they need is read from
+# them and printed. MPI, CUDA and NCCL are found at run time.
 set -euo pipefail
 kind=${1:?"tarball or deb"} folder=$(realpath "${2:-.}")
 cd "$(dirname "$0")/.."
@@ -14,12 +15,26 @@ target=${CARGO_TARGET_DIR:-target}
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 
+oldest=""
 if command -v cargo-zigbuild >/dev/null && python3 -c 'import ziglang' 2>/dev/null; then
-    cargo zigbuild --release --target x86_64-unknown-linux-gnu.2.17 -p phalanx -p phalanx-capi
+    oldest=2.17
+    cargo zigbuild --release --target "x86_64-unknown-linux-gnu.$oldest" -p phalanx -p phalanx-capi
     built=$target/x86_64-unknown-linux-gnu/release
 else
     cargo build --release -p phalanx -p phalanx-capi
     built=$target/release
+fi
+
+# The newest glibc whose symbols a program cannot do without. Weak ones it can: it asks whether they are there.
+needed_glibc() {
+    readelf --dyn-syms --wide "$@" | awk '$7 == "UND" && $5 == "GLOBAL"' | grep -o '@GLIBC_[0-9.]*' | cut -d_ -f2 | sort -uV | tail -1
+}
+command -v readelf >/dev/null || { echo "readelf (binutils) is needed, to find out which glibc the programs need" >&2; exit 1; }
+glibc=$(needed_glibc "$built/dp" "$built/pinn" "$built/phalanx" "$built/libdeepmd_c.so")
+echo "needs glibc $glibc or newer"
+if [ -n "$oldest" ] && [ "$(printf '%s\n' "$oldest" "$glibc" | sort -V | tail -1)" != "$oldest" ]; then
+    echo "the programs were built for glibc $oldest and need $glibc" >&2
+    exit 1
 fi
 cargo run --release --example man_and_completions -- "$stage/shell"
 
@@ -52,7 +67,7 @@ Package: phalanx
 Version: $version
 Architecture: amd64
 Maintainer: The Phalanx developers <phalanx@localhost>
-Depends: libc6
+Depends: libc6 (>= $glibc)
 Suggests: openmpi-bin | mpich
 Section: science
 Priority: optional

@@ -12,6 +12,7 @@
 #SBATCH --requeue
 
 export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+# Ranks of several hosts meet through MPI: where the site's default is another, add --mpi=pmix or --mpi=pmi2 to srun.
 status=0
 srun --kill-on-bad-exit=1 dp train --resume auto --mpi-log=collect -l train.log input.json || status=$?
 # 143: stopped by SIGTERM, and saved. The job goes back to the queue and goes on from there.

@@ -247,8 +247,8 @@ pub fn interfaces() -> Vec<(String, IpAddr)> {
 /// A number that nobody can guess.
 pub fn random() -> u64 {
     let mut bytes = [0u8; 8];
-    // SAFETY: the system fills the 8 bytes.
-    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    // SAFETY: the system fills the 8 bytes. By number: old C libraries have no function for it.
+    let n = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) };
     assert!(n == 8, "the system has random numbers");
     u64::from_le_bytes(bytes)
 }

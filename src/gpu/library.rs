@@ -30,6 +30,12 @@ pub const NCCL: Names = Names {
            up gradients through the host",
 };
 
+pub const NVML: Names = Names {
+    what: "NVML, which tells how busy a GPU is",
+    files: &["libnvidia-ml.so.1", "libnvidia-ml.so"],
+    help: "it comes with NVIDIA's driver",
+};
+
 /// Loads a library, or says which names were tried where.
 pub fn load(names: &Names, env: &dyn Fn(&str) -> Option<String>) -> Result<libloading::Library, Error> {
     let mut said = Vec::new();

@@ -23,6 +23,7 @@ pub mod memory;
 pub mod staging;
 pub mod record;
 pub mod nccl;
+pub mod load;
 
 pub use device::{Device, Stream};
 pub use driver::Cuda;

@@ -1,4 +1,4 @@
-//! The CUDA driver, NVRTC and NCCL as their vendors declare them: the few functions that we use, bound at run time.
+//! The CUDA driver, NVRTC, NCCL and NVML as their vendors declare them: the few functions that we use, bound at run time.
 
 #![allow(clippy::type_complexity)]
 
@@ -158,5 +158,32 @@ functions! {
         comm_abort = "ncclCommAbort" (Handle);
         comm_get_async_error = "ncclCommGetAsyncError" (Handle, *mut c_int);
         all_reduce = "ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle);
+    }
+}
+
+/// Percent of the last moments in which a kernel ran, and in which memory was read or written.
+#[repr(C)]
+#[derive(Default)]
+pub struct Utilization {
+    pub gpu: c_uint,
+    pub memory: c_uint,
+}
+
+/// Bytes of a GPU's memory.
+#[repr(C)]
+#[derive(Default)]
+pub struct MemoryInfo {
+    pub total: u64,
+    pub free: u64,
+    pub used: u64,
+}
+
+functions! {
+    /// `libnvidia-ml.so.1`
+    Nvml {
+        init = "nvmlInit_v2" ();
+        device_by_uuid = "nvmlDeviceGetHandleByUUID" (*const c_char, *mut Handle);
+        utilization = "nvmlDeviceGetUtilizationRates" (Handle, *mut Utilization);
+        memory = "nvmlDeviceGetMemoryInfo" (Handle, *mut MemoryInfo);
     }
 }

@@ -129,6 +129,11 @@ impl Launch {
         self.local_size == self.size
     }
 
+    /// Whether the launcher may start the job again by itself, on as many ranks or on others.
+    pub fn is_elastic(&self) -> bool {
+        self.launcher == "torchrun" && !self.job.is_empty()
+    }
+
     /// For an error that every rank of this host meets: the first of them tells the user.
     pub fn one_of_host_tells(&self, error: Error) -> Error {
         if self.local_rank == 0 { error } else { error.told_elsewhere() }

@@ -233,6 +233,7 @@ fn plan(
         profiling: options.profile || training.profiling,
         profiling_file: training.profiling_file.clone(),
         dashboard: options.dashboard,
+        meter: options.dashboard.and_then(|_| session.gpu_meter()),
         title: format!("{} on {}", options.input.name(), session.launch.host),
         stop: None,
     }

@@ -12,7 +12,8 @@ use super::validate::shown;
 use crate::checkpoint::owner::Owner;
 use crate::checkpoint::writer::Writer;
 use crate::checkpoint::{Checkpoint, Companion, Store};
-use crate::report::dashboard::{Dashboard, DashboardOptions, Steps};
+use crate::gpu::load::Meter;
+use crate::report::dashboard::{Dashboard, DashboardOptions, RankState, Steps};
 use crate::report::lcurve::Row;
 use crate::report::messages;
 use crate::report::profile::{Phase, Profiler};
@@ -65,6 +66,8 @@ pub struct Plan {
     pub profiling_file: PathBuf,
     /// Serve a page under this title. All ranks know, since they tell each other where their time went.
     pub dashboard: Option<DashboardOptions>,
+    /// What tells the page how busy the GPU of this rank is.
+    pub meter: Option<Meter>,
     pub title: String,
     /// How the program that started the run ends it; `None`: by signals.
     pub stop: Option<StopHandle>,
@@ -379,9 +382,10 @@ impl<'a> Run<'a> {
             }
         }
         if self.plan.dashboard.is_some() {
-            let times = team.gather(&self.profiler.times())?;
+            let gpu = self.plan.meter.as_ref().and_then(|meter| meter.read().ok());
+            let ranks = team.gather(&RankState { times: self.profiler.times(), gpu })?;
             if let Some(dashboard) = self.root.as_ref().and_then(|root| root.dashboard.as_ref()) {
-                dashboard.times(times);
+                dashboard.ranks(ranks);
             }
         }
         if team.size() > 1 {

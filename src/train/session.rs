@@ -7,6 +7,7 @@ use crate::checkpoint::owner::Owner;
 use crate::comm::about::{About, check_one_job};
 use crate::comm::{CommOptions, connect};
 use crate::engine::choice::{DeviceChoice, Gpu, check_shared};
+use crate::gpu::load::Meter;
 use crate::launch::Launch;
 use crate::launch::threads::{Threads, available_cores};
 use crate::report::log::{LogOptions, MpiLog};
@@ -46,6 +47,16 @@ pub struct Session {
     pub far_lines: FarLines,
 }
 
+impl Session {
+    /// What tells how busy the GPU of this rank is. Where there is a GPU and it does not tell, a line in the log says why.
+    pub fn gpu_meter(&self) -> Option<Meter> {
+        let (gpu, _) = self.gpu.as_ref()?;
+        let meter = Meter::open(&gpu.uuid, &|name| std::env::var(name).ok());
+        let told = meter.and_then(|meter| meter.read().map(|_| meter));
+        told.inspect_err(|e| log::info!("the load of the GPU is not shown: {}", e.message())).ok()
+    }
+}
+
 /// Joins the other processes and does `work` with them; all end in agreement.
 ///
 /// `work` returns the signal that ended it early, if one did. Then the process ends with 128 and its number, as shells have
@@ -81,8 +92,8 @@ pub fn run(
     let about = comm_options.about.clone();
     let comm = connect(&launch, &comm_options).map_err(told)?;
     let mut team = Team::new(comm);
-    // torchrun would start the job again.
-    let elastic = launch.launcher == "torchrun" && !launch.job.is_empty();
+    // It would be started again.
+    let elastic = launch.is_elastic();
     let mut stopped = None;
     let outcome =
         team.agree(logging).and_then(|()| join(&mut team, launch, options, &about)).and_then(|session| {

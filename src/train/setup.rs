@@ -69,7 +69,7 @@ pub fn setup(
     let named = matches!(options.start, Start::Restart(_));
     let found = match !named && options.resume.unwrap_or(input.training.resume) {
         true => team.from_root(|| resume::newest(save_ckpt))?,
-        false => team.from_root(|| resume::after_failure(launch, save_ckpt))?,
+        false => resume::after_restart(team, launch, save_ckpt)?,
     };
     let start = found.map_or(options.start.clone(), Start::Restart);
     let origin = load_origin(team, &start)?;

@@ -36,17 +36,16 @@ pub fn run_with(
     libraries: &Path,
     environment: &[(&str, &str)],
 ) -> Ended {
+    prepare_with(&mut command, &place.path("cache"), libraries);
+    command.envs(environment.iter().copied()).output().unwrap().into()
+}
+
+/// Lets a command find these libraries before all others, an empty cache of kernels, and nothing that leads to another CUDA.
+pub fn prepare_with(command: &mut Command, cache: &Path, libraries: &Path) {
     ["VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH"].iter().for_each(|name| {
         command.env_remove(name);
     });
-    command
-        .env("LD_LIBRARY_PATH", libraries)
-        .env("XDG_CACHE_HOME", place.path("cache"))
-        .env("PATH", "")
-        .envs(environment.iter().copied())
-        .output()
-        .unwrap()
-        .into()
+    command.env("LD_LIBRARY_PATH", libraries).env("XDG_CACHE_HOME", cache).env("PATH", "");
 }
 
 /// Whether kernels can be compiled for the CPU here.

@@ -1,4 +1,4 @@
-/* A CUDA driver, an NVRTC and an NCCL without a GPU, for tests of what the host does: memory is host memory, kernels do nothing, or
+/* A CUDA driver, an NVRTC, an NCCL and an NVML without a GPU, for tests of what the host does: memory is host memory, kernels do nothing, or
  * run on the CPU (FAKE_CUDA_RUNS): then NVRTC is the C++ compiler, with emulate.h before the source.
  *
  *   FAKE_CUDA_RUNS      kernels run
@@ -6,6 +6,7 @@
  *   FAKE_CUDA_DEVICES   number of GPUs (default 1)
  *   FAKE_CUDA_MEMORY    bytes of GPU memory (default 2 GB)
  *   FAKE_CUDA_LOST      the GPU is lost at this start of a recorded step; from then on everything fails
+ *   FAKE_NVML_BUSY      percent of the time in which the GPU is busy (default: it does not tell)
  *   FAKE_NCCL_PATIENCE  seconds after which a sum over ranks hangs for ever, and its GPU with it (default 60)
  *   FAKE_CUDA_COUNTS    file to which bytes of page-locked memory and copies from it are written at the end
  */
@@ -54,6 +55,19 @@ int cuDeviceGetCount(int *n) { *n = (int)number("FAKE_CUDA_DEVICES", 1); return 
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDeviceGetName(char *name, int size, int device) { strncpy(name, "Fake GPU", size); return 0; }
 int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device, 16); return 0; }
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    *device = &used;
+    return strcmp(uuid, "GPU-00000000-0000-0000-0000-000000000000") ? 6 : 0;
+}
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) {
+    rates[0] = (unsigned)number("FAKE_NVML_BUSY", 0), rates[1] = 0;
+    return getenv("FAKE_NVML_BUSY") ? 0 : 3;
+}
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory) {
+    memory[0] = number("FAKE_CUDA_MEMORY", 2000000000), memory[1] = memory[0] - used, memory[2] = used;
+    return 0;
+}
 int cuDeviceGetAttribute(int *value, int which, int device) {
     *value = which == 75 ? 9 : which == 76 ? 0 : which == 16 ? 132 : 232448;
     return 0;

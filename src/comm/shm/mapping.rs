@@ -30,8 +30,8 @@ impl Mapping {
     /// New memory, all zero.
     pub fn create(bytes: usize) -> Result<Mapping> {
         let name = c"phalanx-ranks";
-        // SAFETY: the name is a C string; the flag is a constant of the kernel.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        // SAFETY: the name is a C string; the flag is a constant of the kernel. By number: old C libraries have no function for it.
+        let fd = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) } as i32;
         if fd < 0 {
             return Err(err!("cannot make shared memory: {}", std::io::Error::last_os_error()));
         }

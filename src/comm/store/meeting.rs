@@ -187,11 +187,12 @@ impl<'a> Meeting<'a> {
     }
 
     /// A store may outlive us, and the same job may come again (a script with two commands, a restart): each visit
-    /// has its own keys.
-    fn visit(&mut self, mut store: Box<dyn Store>) -> Result<String> {
-        let (rank, Launch { job, restarts, .. }) = (self.rank(), self.launch);
+    /// has its own keys. It may come on another number of ranks, some of which have been here before: those of one number count
+    /// for themselves.
+    pub(super) fn visit(&mut self, mut store: Box<dyn Store>) -> Result<String> {
+        let (rank, Launch { job, restarts, size, .. }) = (self.rank(), self.launch);
         let job: String = job.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let base = format!("phalanx-{job}-{restarts}");
+        let base = format!("phalanx-{job}-{restarts}-{size}");
         let counter = format!("{base}/visits-{rank}");
         let before = store.get(&counter, Instant::now())?;
         let before: u64 = before.and_then(|v| String::from_utf8_lossy(&v).parse().ok()).unwrap_or(0);

@@ -316,3 +316,18 @@ fn what_a_stranger_writes_into_the_launchers_store_is_not_believed() {
         "what stands at the meeting place for rank 1 does not carry this job's secret"
     );
 }
+
+#[test]
+fn a_job_that_comes_again_on_more_ranks_meets_under_one_name() {
+    let shared = std::sync::Arc::default();
+    let visit = |rank, size| {
+        let launch = Launch { rank, size, job: "changing".into(), ..solo() };
+        let store = Common(std::sync::Arc::clone(&shared));
+        Meeting::new(&launch, &CommOptions::default()).visit(Box::new(store)).unwrap()
+    };
+    let alone = visit(0, 1);
+    let two = [visit(0, 2), visit(1, 2)];
+    assert_eq!(two[0], two[1], "the second has not been here before");
+    let again = [visit(0, 2), visit(1, 2)];
+    assert!(again[0] == again[1] && again[0] != two[0] && two[0] != alone, "{alone} {two:?} {again:?}");
+}

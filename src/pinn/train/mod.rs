@@ -23,7 +23,7 @@ use crate::pinn::data::detect::DataSet;
 use crate::pinn::params::{Params, write_params};
 use crate::pinn::tensorflow::Twin;
 use crate::report::tensorboard::EventWriter;
-use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
+use crate::sample::{FrameId, Pool, Purpose, Queue, QueueOptions, Sampler};
 use crate::train::cpu::{CpuLearner, QUEUE_DEPTH};
 use crate::train::family::Validation;
 use crate::train::learner::{Learner, StepRate};
@@ -132,6 +132,7 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<Option<
         profiling: args.profile,
         profiling_file: setup.params.model_dir.join("timeline.json"),
         dashboard: None,
+        meter: None,
         title: String::new(),
         stop: None,
     };
@@ -194,6 +195,11 @@ fn setup(team: &mut Team, args: &TrainArgs, mut params: Params) -> Result<Setup>
         Some(source) => Some(team.agree(batches(source, args.eval_batch.or(args.batch)))?),
         None => None,
     };
+    // Labels that the loss needs are asked for now, also those of evaluations, which may be hours away.
+    for set in [Some(&training), evaluation.as_ref()].into_iter().flatten() {
+        let first = set.load(FrameId { system: 0, frame: 0 });
+        team.agree(first)?;
+    }
     let resumed = resume(team, &params, &model)?;
     team.from_root(|| write_params(&params.model_dir, &params.written).map(|_| ()))?;
     Ok(Setup { params, model: model.clone(), loss: loss.clone(), training, evaluation, by_file, resumed })

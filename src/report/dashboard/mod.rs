@@ -3,10 +3,9 @@
 mod server; // who may ask, and how
 mod state; // what is shown
 
-pub use state::Steps;
+pub use state::{RankState, Steps};
 
 use super::lcurve::Row;
-use super::profile::RankTimes;
 use crate::err;
 use crate::error::Result;
 use server::Server;
@@ -105,8 +104,8 @@ impl Dashboard {
         with(|state| state.steps = steps);
     }
 
-    /// Where the time of each rank went so far.
-    pub fn times(&self, ranks: Vec<RankTimes>) {
+    /// Where the time of each rank went so far, and what its GPU does.
+    pub fn ranks(&self, ranks: Vec<RankState>) {
         with(|state| state.ranks = ranks);
     }
 }
@@ -132,9 +131,9 @@ fn listen(options: &DashboardOptions) -> Result<TcpListener> {
 /// 128 bits that nobody can guess.
 fn new_token() -> Result<String> {
     let mut bytes = [0u8; 16];
-    // SAFETY: the buffer is as long as it is said to be.
-    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if n != bytes.len() as isize {
+    // SAFETY: the buffer is as long as it is said to be. By number: old C libraries have no function for it.
+    let n = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) };
+    if n != bytes.len() as i64 {
         return Err(err!("--dashboard: the system gives no random numbers"));
     }
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())

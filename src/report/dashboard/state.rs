@@ -1,8 +1,9 @@
 //! What the page shows, and how it is told: JSON with what is new since the page last asked.
 
+use crate::gpu::load::Load;
 use crate::report::lcurve::Row;
 use crate::report::profile::{Phase, RankTimes};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Rows that are kept. With more than that every second one is left out, and the page asks for all of them again.
@@ -23,6 +24,14 @@ pub struct Steps {
     pub eta: Option<f64>,
 }
 
+/// What one rank tells.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RankState {
+    pub times: RankTimes,
+    /// Of its GPU, where it has one that tells.
+    pub gpu: Option<Load>,
+}
+
 #[derive(Debug)]
 pub struct State {
     title: String,
@@ -37,7 +46,7 @@ pub struct State {
     /// Lines that there have been.
     n_lines: u64,
     pub steps: Steps,
-    pub ranks: Vec<RankTimes>,
+    pub ranks: Vec<RankState>,
 }
 
 impl State {
@@ -102,7 +111,8 @@ impl State {
             "lines": self.n_lines,
             "steps": self.steps,
             "phases": Phase::ALL.map(Phase::name),
-            "ranks": self.ranks.iter().map(|r| (&r.phases, r.total)).collect::<Vec<_>>(),
+            "ranks": self.ranks.iter().map(|r| (&r.times.phases, r.times.total)).collect::<Vec<_>>(),
+            "gpus": self.ranks.iter().map(|r| r.gpu).collect::<Vec<_>>(),
         })
         .to_string()
     }
