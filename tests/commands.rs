@@ -501,3 +501,28 @@ fn the_commands_do_what_an_installed_deepmd_kit_does() {
     let output = Command::new(&python).args(["-c", loaded]).current_dir(place.path(".")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn find_lr_proposes_a_rate_and_leaves_nothing_but_its_curve() {
+    let place = Place::with_data();
+    place.input("input.json", &common::small_input(60, 10));
+    let files = || -> Vec<String> {
+        let found = std::fs::read_dir(place.path("")).unwrap().flatten();
+        found.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    let before = files();
+    let ended = place.dp("train input.json --find-lr --device cpu").succeeds();
+    assert!(
+        ended.stderr.contains("looking for start_lr: 1e-5 to 1e0 in at most 400 steps"),
+        "{}",
+        ended.stderr
+    );
+    assert!(ended.stderr.contains("is proposed (the curve is in find_lr.out)"), "{}", ended.stderr);
+    let curve = place.text("find_lr.out");
+    let rates: Vec<f64> =
+        curve.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().parse().unwrap()).collect();
+    assert!(rates.len() > 100 && rates.windows(2).all(|two| two[0] < two[1]), "{curve}");
+    let new: Vec<_> = files().into_iter().filter(|name| !before.contains(name)).collect();
+    assert_eq!(new, ["find_lr.out"]);
+    place.dp("train input.json --find-lr --restart model.ckpt").fails(&["--find-lr", "--restart"]);
+}

@@ -3,7 +3,7 @@
 mod common;
 
 use common::pinn::{small, structures};
-use common::{Job, can_run_kernels, find, for_open_mpi, free_port, skip, stand_ins};
+use common::{Job, can_run_kernels, find, for_open_mpi, free_port, place, skip, stand_ins};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -50,20 +50,8 @@ impl Place {
     }
 
     fn by_hand_with(&self, n: usize, args: &str, env: &[(&str, &str)]) -> Vec<Job> {
-        let (port, size) = (free_port().to_string(), n.to_string());
-        let start = |rank: usize| {
-            let rank = rank.to_string();
-            let mut command = self.command(Path::new(env!("CARGO_BIN_EXE_pinn")), "", args);
-            command.envs([("RANK", &*rank), ("WORLD_SIZE", &size), ("LOCAL_RANK", &rank)]);
-            command.envs([
-                ("LOCAL_WORLD_SIZE", &*size),
-                ("MASTER_ADDR", "127.0.0.1"),
-                ("MASTER_PORT", &port),
-            ]);
-            command.envs(env.iter().copied());
-            Job::start(command)
-        };
-        let jobs: Vec<Job> = (0..n).map(start).collect();
+        let pinn = || self.command(Path::new(env!("CARGO_BIN_EXE_pinn")), "", args);
+        let jobs = place::by_hand(n, env, pinn);
         jobs.into_iter().map(ended).collect()
     }
 

@@ -67,7 +67,8 @@ def run(name, label, epochs=epochs):
     return rates
 
 print(f"{precision + ', atoms/s':20} {'atoms a batch':>16} {'first epoch':>16} {'later':>16}")
-run("one", "warm-up", epochs=2)  # compiles the kernels where they are not known
+for name in ["one", "many", "mixed"]:
+    run(name, "warm-up", epochs=2)  # compiles the kernels where they are not known
 one = run("one", "one system")
 for name, label in [("many", "500 systems"), ("mixed", "mixed type")]:
     got = run(name, label)

@@ -9,9 +9,11 @@ set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-# Every kernel is compiled by itself, so what they share is read once.
-cp "$here/tests/fake/emulate.h" "$folder/"
-c++ -std=c++17 -O1 -w -fPIC -x c++-header "$folder/emulate.h" -o "$folder/emulate.h.gch"
-cc -shared -fPIC -w -O1 -DEMULATE_H="\"$folder/emulate.h\"" -o "$folder/libcuda.so.1" "$here/tests/fake/cuda.c" -ldl -lpthread
+# Every kernel is compiled by itself, so what they share is read once; what was compiled is kept for the next time, and for the tests.
+kernels=${CARGO_TARGET_DIR:-$here/target}/tmp/emulate
+mkdir -p "$kernels"
+cp "$here/tests/fake/emulate.h" "$kernels/"
+c++ -std=c++17 -O1 -w -fPIC -x c++-header "$kernels/emulate.h" -o "$kernels/emulate.h.gch"
+cc -shared -fPIC -w -O1 -DEMULATE_H="\"$kernels/emulate.h\"" -o "$folder/libcuda.so.1" "$here/tests/fake/cuda.c" -ldl -lpthread
 cp "$folder/libcuda.so.1" "$folder/libnvrtc.so.13"
 FAKE_CUDA_RUNS=1 LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} XDG_CACHE_HOME=$folder/cache "$@"

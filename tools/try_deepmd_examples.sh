@@ -35,9 +35,10 @@ with open(sys.argv[2], "w") as f:
     json.dump(config, f)
 '
 
-# What an error names: the part of its first line behind the name of the file.
+# What an error names: the part of its first line behind the name of the file. There may be more behind it.
 missing() {
-    sed -n 's/^error: //p' "$1" | head -n 1 | sed 's/^short\.json: //; s/, Phalanx does not support it yet//; s/|/\\|/g'
+    sed -n 's/^error: //p' "$1" | head -n 1 |
+        sed 's/^short\.json: //; s/, Phalanx does not support it yet//; s/: DeePMD-kit knows /: not yet, /; s/|/\\|/g'
 }
 
 n=0

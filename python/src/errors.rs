@@ -15,7 +15,7 @@ pub fn exception(error: Error) -> PyErr {
         ErrorKind::Io(io::ErrorKind::PermissionDenied) => PyPermissionError::new_err(text),
         ErrorKind::Io(_) => PyOSError::new_err(text),
         ErrorKind::Input => PyValueError::new_err(text),
-        ErrorKind::Other => PyRuntimeError::new_err(text),
+        ErrorKind::Diverged | ErrorKind::Other => PyRuntimeError::new_err(text),
     }
 }
 

@@ -5,20 +5,8 @@ use super::expand::expand_systems;
 use super::field::Wants;
 use super::options::{BatchSize, DataOptions, SystemWeights};
 use super::system::System;
-use super::testing::{TestSystem, message, names, ramp};
+use super::testing::{TestSystem, WANTS, message, names, ramp};
 use std::path::{Path, PathBuf};
-
-const WANTS: Wants = Wants {
-    energy: true,
-    force: true,
-    virial: true,
-    atom_energy: false,
-    atom_pref: false,
-    atom_ener_coeff: false,
-    numb_fparam: 0,
-    fparam_has_default: false,
-    numb_aparam: 0,
-};
 
 fn options(systems: &[String]) -> DataOptions {
     DataOptions {

@@ -3,21 +3,9 @@
 use super::field::Wants;
 use super::frame::Frame;
 use super::system::System;
-use super::testing::{TestSystem, message, names, ramp};
+use super::testing::{TestSystem, WANTS, message, names, ramp};
 use crate::error::Result;
 use npyz::Order;
-
-const WANTS: Wants = Wants {
-    energy: true,
-    force: true,
-    virial: true,
-    atom_energy: false,
-    atom_pref: false,
-    atom_ener_coeff: false,
-    numb_fparam: 0,
-    fparam_has_default: false,
-    numb_aparam: 0,
-};
 
 fn open(system: &TestSystem) -> Result<System> {
     System::open(&system.path(), &names(&["O", "H"]), &WANTS)

@@ -1,8 +1,22 @@
 //! Tiny systems on disk, for tests.
 
+use super::field::Wants;
 use npyz::WriterBuilder;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
+
+/// What a usual loss asks for.
+pub const WANTS: Wants = Wants {
+    energy: true,
+    force: true,
+    virial: true,
+    atom_energy: false,
+    atom_pref: false,
+    atom_ener_coeff: false,
+    numb_fparam: 0,
+    fparam_has_default: false,
+    numb_aparam: 0,
+};
 
 /// A system in a temporary folder.
 pub struct TestSystem {

@@ -10,7 +10,6 @@ pub mod deepmd; // tree <-> model
 pub mod dp_file; // the tree as HDF5
 pub mod yaml_file; // the tree as YAML
 pub mod stat_file; // statistics that are kept between runs
-mod sha1; // names of statistics
 pub(crate) mod atomic; // files that are complete or absent
 
 use crate::err;

@@ -9,13 +9,14 @@
 //!
 //! A group that is complete is used whatever data it came from; another is computed and added.
 
-use super::{atomic, sha1};
+use super::atomic;
 use crate::data::npy::{NpyHeader, write_header};
 use crate::error::{Error, IoContext, Result};
 use crate::model::dp::options::{DescriptorOptions, Form, ModelOptions};
 use crate::model::dp::statistics::{Moments, Summary};
 use crate::{bail, err};
 use hdf5_pure::{DatasetBuilder, Datatype, File as Hdf5, FileBuilder, Group, GroupBuilder};
+use sha1::{Digest, Sha1};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -225,7 +226,8 @@ fn hash(se: &DescriptorOptions, n_types: usize) -> String {
         se.fixed_sel().iter().sum::<usize>(),
         sel.join(", ")
     );
-    sha1::hex(text.as_bytes())
+    // It names groups as DeePMD-kit names them; nothing is safe by it.
+    Sha1::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Finds the groups of a model among the arrays.

@@ -9,7 +9,7 @@ use crate::config::registry::{Entry, Named};
 use crate::config::{Key, Kind, Section, Variant};
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
-use crate::engine::cpu::simd::{ask_to_write, multiversion};
+use crate::engine::cpu::simd::{multiversion, prefetch_to_write};
 use crate::engine::{Piece, Take};
 use crate::error::Result;
 use std::marker::PhantomData;
@@ -357,7 +357,7 @@ multiversion! {
             let end = n.min(start + BLOCK);
             // The copy is only written, which the hardware does not look ahead for.
             for k in (0..BLOCK).step_by(64 / size_of::<G>()) {
-                ask_to_write(copy.as_ptr().wrapping_add(end + k));
+                prefetch_to_write(copy.as_ptr().wrapping_add(end + k));
             }
             let (params, copy, grad) = (&mut params[start..end], &mut copy[start..end], &grad[start..end]);
             let (first, second) = (&mut first[start..end], &mut second[start..end]);

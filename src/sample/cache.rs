@@ -1,6 +1,6 @@
 //! Prepared frames within a budget of bytes; the least recently used go first.
 
-use std::collections::HashMap;
+use lru::LruCache;
 use std::hash::Hash;
 
 /// What the engine makes of a frame before the step: geometry that does not change while training.
@@ -25,116 +25,45 @@ pub struct CacheStats {
     pub bytes: usize,
 }
 
-const NONE: usize = usize::MAX;
-
-struct Node<K, V> {
-    key: K,
-    value: V,
-    bytes: usize,
-    newer: usize,
-    older: usize,
-}
-
 /// A map that forgets what was not used for longest. All operations take constant time.
-pub struct Lru<K, V> {
+pub struct Lru<K: Hash + Eq, V> {
     budget_bytes: usize,
-    index: HashMap<K, usize>,
-    /// A doubly linked list through a vector; free nodes are filled again.
-    nodes: Vec<Option<Node<K, V>>>,
-    free: Vec<usize>,
-    newest: usize,
-    oldest: usize,
+    /// Values, and the bytes that they take.
+    kept: LruCache<K, (V, usize)>,
     stats: CacheStats,
 }
 
-impl<K: Hash + Eq + Clone, V: Clone> Lru<K, V> {
+impl<K: Hash + Eq, V: Clone> Lru<K, V> {
     pub fn new(budget_bytes: usize) -> Self {
-        Lru {
-            budget_bytes,
-            index: HashMap::new(),
-            nodes: Vec::new(),
-            free: Vec::new(),
-            newest: NONE,
-            oldest: NONE,
-            stats: CacheStats::default(),
-        }
+        Lru { budget_bytes, kept: LruCache::unbounded(), stats: CacheStats::default() }
     }
 
     /// The value, which is now the most recently used.
     pub fn get(&mut self, key: &K) -> Option<V> {
-        let Some(&at) = self.index.get(key) else {
-            self.stats.misses += 1;
-            return None;
-        };
-        self.stats.hits += 1;
-        self.unlink(at);
-        self.link_newest(at);
-        Some(self.node(at).value.clone())
+        let found = self.kept.get(key).map(|(value, _)| value.clone());
+        match found {
+            Some(_) => self.stats.hits += 1,
+            None => self.stats.misses += 1,
+        }
+        found
     }
 
     /// Keeps a value, dropping others until the budget holds. A value above the whole budget is not kept.
     pub fn insert(&mut self, key: K, value: V, bytes: usize) {
-        if bytes > self.budget_bytes || self.index.contains_key(&key) {
+        if bytes > self.budget_bytes || self.kept.contains(&key) {
             return;
         }
         while self.stats.bytes + bytes > self.budget_bytes {
-            self.evict_oldest();
+            let (_, (_, freed)) = self.kept.pop_lru().expect("bytes are held, so a value is");
+            self.stats.bytes -= freed;
+            self.stats.evictions += 1;
         }
-        let node = Some(Node { key: key.clone(), value, bytes, newer: NONE, older: NONE });
-        let at = match self.free.pop() {
-            Some(at) => {
-                self.nodes[at] = node;
-                at
-            }
-            None => {
-                self.nodes.push(node);
-                self.nodes.len() - 1
-            }
-        };
-        self.index.insert(key, at);
+        self.kept.put(key, (value, bytes));
         self.stats.bytes += bytes;
-        self.link_newest(at);
     }
 
     pub fn stats(&self) -> CacheStats {
         self.stats
-    }
-
-    fn node(&mut self, at: usize) -> &mut Node<K, V> {
-        self.nodes[at].as_mut().expect("linked nodes are filled")
-    }
-
-    fn evict_oldest(&mut self) {
-        let at = self.oldest;
-        assert!(at != NONE, "bytes are held, so a node is linked");
-        self.unlink(at);
-        let node = self.nodes[at].take().expect("linked nodes are filled");
-        self.index.remove(&node.key);
-        self.free.push(at);
-        self.stats.bytes -= node.bytes;
-        self.stats.evictions += 1;
-    }
-
-    fn unlink(&mut self, at: usize) {
-        let (newer, older) = (self.node(at).newer, self.node(at).older);
-        if newer == NONE {
-            self.newest = older
-        } else {
-            self.node(newer).older = older
-        }
-        if older == NONE { self.oldest = newer } else { self.node(older).newer = newer }
-    }
-
-    fn link_newest(&mut self, at: usize) {
-        let next = self.newest;
-        self.node(at).newer = NONE;
-        self.node(at).older = next;
-        if next == NONE {
-            self.oldest = at
-        } else {
-            self.node(next).newer = at
-        }
-        self.newest = at;
     }
 }
 

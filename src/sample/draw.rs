@@ -116,6 +116,13 @@ impl Sampler {
         Draw { number, system, frames: self.frames(system, earlier) }
     }
 
+    /// The next draw of a rank; those of the others among `size` ranks follow before its own next one.
+    pub fn draw_of(&mut self, size: u64) -> Draw {
+        let draw = self.draw();
+        self.skip(size - 1);
+        draw
+    }
+
     /// The frames of the `n`-th draw of a system.
     fn frames(&mut self, system: usize, n: u64) -> Vec<usize> {
         let n_batches = self.pool.n_batches(system);

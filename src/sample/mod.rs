@@ -6,7 +6,8 @@ pub mod torch; // PyTorch's random numbers, which give DeePMD-kit's initial para
 pub mod statistics; // the frames that the statistics are taken from
 pub mod draw; // which system and which of its frames, as a function of the seed and the draw number
 pub mod cache; // prepared frames within a budget of bytes
-pub mod queue; // loader threads that read and prepare ahead of the step
+pub mod loaders; // threads that work ahead of who needs the results
+pub mod queue; // batches that are read and prepared ahead of the step
 
 pub use cache::{CacheStats, Prepared};
 pub use draw::{Draw, Pool, Purpose, Sampler};

@@ -4,7 +4,7 @@
 
 use super::average;
 use super::caller::{Caller, Display, Ended};
-use super::cuda::CudaLearner;
+use super::cuda;
 use super::deep_potential;
 use super::dp_state::{DpRun, DpState};
 use super::find_rate;
@@ -143,7 +143,7 @@ fn learner(
             (true, GpuProducts::Tf32) => Numbers::Tf32,
             (true, GpuProducts::Bf16) => Numbers::Bf16,
         };
-        let made = CudaLearner::new(team, session, setup, gpu, *shared, numbers, rates.start_lr);
+        let made = cuda::learner(team, session, setup, gpu, *shared, numbers, rates.start_lr);
         // Every rank has found the same: what one of them cannot do all of them have agreed upon.
         if let Some(learner) = options.device.or_cpu(made)? {
             return Ok(Box::new(learner));

@@ -6,13 +6,11 @@
 
 use crate::data::Dataset;
 use crate::engine::cuda::frame::HostFrame;
-use crate::err;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::sample::loaders::{LoaderOptions, Loaders, Work};
 use crate::sample::{Draw, FrameId, Sampler};
 use std::collections::{BTreeMap, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::atomic::AtomicBool;
 
 /// A batch as the device sees it.
 pub struct Placed {
@@ -43,27 +41,13 @@ type Prepare = dyn Fn(FrameId) -> Result<HostFrame> + Send + Sync;
 
 /// Delivers batches in the order of the draws. Dropping it stops and joins its threads.
 pub struct Feed {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    loaders: Loaders<Placing>,
 }
 
-struct Shared {
-    state: Mutex<State>,
-    ready: Condvar,
-    free: Condvar,
+/// What the threads do.
+struct Placing {
     prepare: Box<Prepare>,
-    depth: u64,
-    stride: u64,
-}
-
-struct State {
-    sampler: Sampler,
-    residents: Residents,
-    taken: u64,
-    delivered: u64,
-    finished: HashMap<u64, Result<Placed>>,
-    stopped: bool,
-    broken: Option<Error>,
+    size: u64,
 }
 
 impl Feed {
@@ -74,100 +58,37 @@ impl Feed {
         prepare: impl Fn(FrameId) -> Result<HostFrame> + Send + Sync + 'static,
     ) -> Result<Feed> {
         sampler.skip(options.rank as u64);
-        let state = State {
-            sampler,
-            residents: Residents::new(options.slots, options.bytes, options.frame_bytes),
-            taken: 0,
-            delivered: 0,
-            finished: HashMap::new(),
-            stopped: false,
-            broken: None,
+        let residents = Residents::new(options.slots, options.bytes, options.frame_bytes);
+        let work = Placing { prepare: Box::new(prepare), size: options.size as u64 };
+        let options = LoaderOptions {
+            threads: options.threads.max(1),
+            depth: options.depth,
+            in_bursts: false,
+            step_aside: false, // the device computes, not the cores
         };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            ready: Condvar::new(),
-            free: Condvar::new(),
-            prepare: Box::new(prepare),
-            depth: options.depth as u64,
-            stride: options.size as u64,
-        });
-        let mut feed = Feed { shared, threads: Vec::new() };
-        for i in 0..options.threads.max(1) {
-            let shared = feed.shared.clone();
-            let thread =
-                std::thread::Builder::new().name(format!("loader-{i}")).spawn(move || shared.run()).map_err(
-                    |e| err!("cannot start a loader thread: {e}").help("set NUM_WORKERS to a smaller number"),
-                )?;
-            feed.threads.push(thread);
-        }
-        Ok(feed)
+        Ok(Feed { loaders: Loaders::start(work, (sampler, residents), options)? })
     }
 
     /// The next batch of this rank; waits where it is not ready.
     #[allow(clippy::should_implement_trait)] // It never ends, so it is no iterator.
     pub fn next(&mut self) -> Result<Placed> {
-        let mut state = self.shared.lock();
-        loop {
-            let place = state.delivered;
-            if let Some(batch) = state.finished.remove(&place) {
-                state.delivered += 1;
-                self.shared.free.notify_one();
-                return batch;
-            }
-            if let Some(e) = &state.broken {
-                return Err(e.clone());
-            }
-            state = self.shared.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.loaders.next()
     }
 }
 
-impl Drop for Feed {
-    fn drop(&mut self) {
-        self.shared.lock().stopped = true;
-        self.shared.free.notify_all();
-        for thread in self.threads.drain(..) {
-            // A panic was turned into an error before; there is nothing left to say here.
-            let _ = thread.join();
-        }
-    }
-}
+impl Work for Placing {
+    type Order = (Sampler, Residents);
+    type Piece = Needs;
+    type Result = Placed;
 
-impl Shared {
-    fn run(&self) {
-        let outcome = catch_unwind(AssertUnwindSafe(|| while self.place_one() {}));
-        if outcome.is_err() {
-            self.lock().broken = Some(err!("a loader thread failed"));
-            self.ready.notify_all();
-        }
+    fn take(&self, (sampler, residents): &mut (Sampler, Residents)) -> Needs {
+        residents.plan(&sampler.draw_of(self.size))
     }
 
-    /// Takes the next draw and finishes it; false where there is nothing more to do.
-    fn place_one(&self) -> bool {
-        let mut state = self.lock();
-        while !state.stopped && state.taken >= state.delivered + self.depth {
-            state = self.free.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        if state.stopped {
-            return false;
-        }
-        let draw = state.sampler.draw();
-        state.sampler.skip(self.stride - 1);
-        let place = state.taken;
-        state.taken += 1;
-        let plan = state.residents.plan(&draw);
-        drop(state);
+    fn finish(&self, needs: Needs, _stop: &AtomicBool) -> Result<Placed> {
         let load = |(slot, id): (u32, FrameId)| (self.prepare)(id).map(|frame| (slot, frame));
-        let coming: Result<Vec<_>> = plan.coming.into_iter().map(load).collect();
-        let batch = coming.map(|coming| Placed { leaving: plan.leaving, coming, slots: plan.slots });
-        self.lock().finished.insert(place, batch);
-        self.ready.notify_one();
-        true
-    }
-
-    /// Nothing is left half-done under this lock, so a panic elsewhere does not spoil it.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let coming = needs.coming.into_iter().map(load).collect::<Result<_>>()?;
+        Ok(Placed { leaving: needs.leaving, coming, slots: needs.slots })
     }
 }
 

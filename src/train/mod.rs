@@ -25,9 +25,10 @@ pub mod session; // launcher, log, ranks, threads
 pub mod cpu; // learning on CPU threads, for all model families
 pub mod deep_potential; // a Deep Potential there
 pub mod feed; // frames for a GPU, and which of them stay there
-pub mod gpu_sum; // how gradients of GPUs become one, for both model families
-pub mod replay; // steps of GPUs that are recorded and replayed, for both model families
-pub mod cuda; // learning on a GPU
+pub mod gpu_sum; // how gradients of GPUs become one, for all model families
+pub mod replay; // steps of GPUs that are recorded and replayed, for all model families
+pub mod gpu_learner; // learning on a GPU, for all model families
+pub mod cuda; // a Deep Potential there
 pub mod find_rate; // which learning rate to start with
 pub mod run; // the loop, the same for all model families
 pub mod dp; // trains a Deep Potential

@@ -19,6 +19,20 @@ pub struct Place {
     before: BTreeSet<String>,
 }
 
+/// Ranks of a command whose variables are set by hand, as one does without a launcher: one job each.
+pub fn by_hand(n: usize, env: &[(&str, &str)], command: impl Fn() -> Command) -> Vec<Job> {
+    let (port, size) = (free_port().to_string(), n.to_string());
+    let rank = |rank: usize| {
+        let rank = rank.to_string();
+        let mut command = command();
+        command.envs([("RANK", &*rank), ("WORLD_SIZE", &size), ("LOCAL_RANK", &rank)]);
+        command.envs([("LOCAL_WORLD_SIZE", &*size), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        command.envs(env.iter().copied());
+        Job::start(command)
+    };
+    (0..n).map(rank).collect()
+}
+
 impl Place {
     /// With `input.json` of [`Place::input`].
     pub fn new(changes: &[(&str, Value)]) -> Place {
@@ -117,20 +131,7 @@ impl Place {
 
     /// Ranks whose variables are set by hand, as one does without a launcher: one job each.
     pub fn by_hand(&self, n: usize, args: &str, env: &[(&str, &str)]) -> Vec<Job> {
-        let (port, size) = (free_port().to_string(), n.to_string());
-        let rank = |rank: usize| {
-            let rank = rank.to_string();
-            let mut command = self.dp(args);
-            command.envs([("RANK", &*rank), ("WORLD_SIZE", &size), ("LOCAL_RANK", &rank)]);
-            command.envs([
-                ("LOCAL_WORLD_SIZE", &*size),
-                ("MASTER_ADDR", "127.0.0.1"),
-                ("MASTER_PORT", &port),
-            ]);
-            command.envs(env.iter().copied());
-            Job::start(command)
-        };
-        (0..n).map(rank).collect()
+        by_hand(n, env, || self.dp(args))
     }
 
     /// `dp` under a launcher, or None, skipped by name, where that is not installed. `{port}` is a free one.

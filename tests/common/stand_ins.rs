@@ -58,24 +58,27 @@ pub fn can_run_kernels() -> bool {
     can
 }
 
-/// What kernels that run on the CPU begin with, read by the C++ compiler once: every kernel is compiled by itself.
+/// What kernels that run on the CPU begin with, read by the C++ compiler once: every kernel is compiled by itself. Kernels that
+/// were compiled are kept beside it.
 fn emulate_h(fake: &Path) -> PathBuf {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let make = || {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulate");
         std::fs::create_dir_all(&folder).unwrap();
-        let (header, own) = (folder.join("emulate.h"), folder.join(format!("{}.gch", std::process::id())));
-        std::fs::copy(fake.join("emulate.h"), &header).unwrap();
+        let own = |ending: &str| folder.join(format!("{}.{ending}", std::process::id()));
+        let header = folder.join("emulate.h");
+        // Test programs that run at the same time make the same.
+        std::fs::copy(fake.join("emulate.h"), own("h")).unwrap();
+        std::fs::rename(own("h"), &header).unwrap();
         let made = Command::new("c++")
             .args(["-std=c++17", "-O1", "-w", "-fPIC", "-x", "c++-header"])
             .arg(&header)
             .arg("-o")
-            .arg(&own)
+            .arg(own("gch"))
             .status()
             .is_ok_and(|status| status.success());
-        // Test programs that run at the same time make the same.
         if made {
-            std::fs::rename(&own, folder.join("emulate.h.gch")).unwrap();
+            std::fs::rename(own("gch"), folder.join("emulate.h.gch")).unwrap();
         }
         header
     };

@@ -13,7 +13,6 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,17 +157,13 @@ int cuStreamBeginCapture_v2(void *stream, unsigned mode) {
 }
 int cuStreamEndCapture(void *stream, void **graph) { *graph = recording, recording = NULL; return 0; }
 int cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) { *exec = graph; return 0; }
-/* One kernel at a time. */
-static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
 static void run(const struct start *start) {
     if (hangs) return;
     if (start->work) {
         hangs = start->work(start->argument);
         return;
     }
-    pthread_mutex_lock(&running);
     start->of->run(start->bound, start->grid, start->threads, start->shared, start->team);
-    pthread_mutex_unlock(&running);
 }
 static void add(const struct start *start) {
     recording->starts = realloc(recording->starts, ++recording->n * sizeof *start);
@@ -252,8 +247,10 @@ int cuGetErrorString(int code, const char **out) {
 }
 
 int nvrtcVersion(int *major, int *minor) { *major = 13, *minor = 0; return 0; }
-/* Kernels of the source, as entries of a table: those with a name of their own, and those that macros of product.cu make. */
-static void write_entries(FILE *out, const char *source) {
+/* Kernels of the source, as entries of a table: those with a name of their own, and those that macros of product.cu make. Whether
+ * some of them come in clusters. */
+static int write_entries(FILE *out, const char *source) {
+    int clusters = 0;
     fputs("namespace emulated {\nstatic Entry entries[] = {\n", out);
     for (const char *at = source; (at = strstr(at, "__global__ void")); ) {
         char name[64];
@@ -268,13 +265,16 @@ static void write_entries(FILE *out, const char *source) {
     }
     for (const char *at = source; (at = strstr(at, "\nINSTANCE(")); at++) {
         char name[32], kind[32];
-        if (sscanf(at, "\nINSTANCE(%31[a-z_0-9], %31[a-z_0-9]", name, kind) == 2) fprintf(out, "KERNEL(%s_%s)\n", name, kind);
+        if (sscanf(at, "\nINSTANCE(%31[a-z_0-9], %31[a-z_0-9]", name, kind) != 2) continue;
+        fprintf(out, "KERNEL(%s_%s)\n", name, kind);
+        clusters |= strstr(kind, "_team") != NULL;
     }
     fputs("};\nstatic Entry* entry_of(const char* name) {\n    for (Entry& e : entries)\n"
           "        if (!strcmp(e.name, name)) return &e;\n    return nullptr;\n}\n}\n", out);
+    return clusters;
 }
 
-/* The library that this thread made last. */
+/* The library that this thread asked for last. */
 static __thread char library[4096];
 int nvrtcCreateProgram(void **program, const char *source, const char *name, int n, const char **h, const char **i) {
     *program = strdup(source);
@@ -284,27 +284,44 @@ int nvrtcDestroyProgram(void **program) {
     free(*program);
     return 0;
 }
+/* FNV-1a */
+static uint64_t hash_of(uint64_t hash, const char *text) {
+    for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3;
+    return hash;
+}
+static uint64_t hash_of_file(uint64_t hash, const char *path) {
+    char text[4097];
+    size_t n;
+    FILE *file = fopen(path, "r");
+    while (file && (n = fread(text, 1, 4096, file))) text[n] = 0, hash = hash_of(hash, text);
+    if (file) fclose(file);
+    return hash;
+}
+/* Libraries lie beside EMULATE_H by what they are made of, for all programs that need the same. */
 int nvrtcCompileProgram(void *source, int n, const char **options) {
     if (!getenv("FAKE_CUDA_RUNS")) return 0;
     static int made;
-    Dl_info here;
-    char file[4096], *arguments[200] = {"c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", library};
+    char file[4096], own[4096], *arguments[200] = {"c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", own};
     int count = 8, status, key = __sync_fetch_and_add(&made, 1);
-    dladdr(nvrtcCompileProgram, &here);
-    int folder = (int)(strrchr(here.dli_fname, '/') - here.dli_fname);
-    snprintf(file, sizeof file, "%.*s/kernels-%d-%d.cpp", folder, here.dli_fname, getpid(), key);
-    snprintf(library, sizeof library, "%.*s/kernels-%d-%d.so", folder, here.dli_fname, getpid(), key);
+    int folder = (int)(strrchr(EMULATE_H, '/') - EMULATE_H);
+    uint64_t hash = hash_of(hash_of_file(0xcbf29ce484222325, EMULATE_H), source);
+    for (int k = 0; k < n && count < 197; k++)
+        if (!strncmp(options[k], "-D", 2)) hash = hash_of(hash, arguments[count++] = (char *)options[k]);
+    snprintf(library, sizeof library, "%.*s/%016llx.so", folder, EMULATE_H, (unsigned long long)hash);
+    if (!access(library, R_OK)) return 0;
+    snprintf(file, sizeof file, "%.*s/kernels-%d-%d.cpp", folder, EMULATE_H, getpid(), key);
+    snprintf(own, sizeof own, "%.*s/kernels-%d-%d.so", folder, EMULATE_H, getpid(), key);
     FILE *out = fopen(file, "w");
     if (!out) return 1;
     fprintf(out, "#include \"%s\"\n%s\n", EMULATE_H, (const char *)source);
-    write_entries(out, source);
+    if (write_entries(out, source)) arguments[count++] = "-DEMULATED_CLUSTERS";
     fclose(out);
-    for (int k = 0; k < n && count < 198; k++)
-        if (!strncmp(options[k], "-D", 2)) arguments[count++] = (char *)options[k];
     arguments[count++] = file;
     pid_t child = fork();
     if (!child) execvp("c++", arguments), _exit(127);
-    return waitpid(child, &status, 0) < 0 || status;
+    if (waitpid(child, &status, 0) < 0 || status) return 1;
+    unlink(file);
+    return rename(own, library) != 0;
 }
 int nvrtcGetProgramLogSize(void *program, size_t *size) { *size = 0; return 0; }
 int nvrtcGetProgramLog(void *program, char *log) { return 0; }

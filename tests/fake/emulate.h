@@ -1,24 +1,18 @@
 // Kernels on a CPU: every thread of a block is a fibre, which runs until it waits for others. Blocks run one after the other;
-// those of a cluster side by side, in threads of the operating system.
+// those of a cluster side by side, in threads of the operating system (EMULATED_CLUSTERS: a kernel that comes in clusters).
 //
 // This stands before the kernels' own source (cuda.c puts the two together): CUDA's words, what kernels/ptx.cu has for a GPU,
 // and the loop over threads. A tensor core's product is made in double precision and rounded once, so float32 differs from a
-// GPU's in its last bits.
-#include <atomic>
+// GPU's in its last bits. It is read for every kernel, so it takes little from the standard library.
 #include <cmath>
-#include <csetjmp>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
+#include <pthread.h>
 #include <sched.h>
-#include <thread>
-#include <tuple>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
-#include <utility>
-#include <vector>
 
 #define EMULATED
 #define __device__
@@ -28,7 +22,13 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-#define __shared__ static thread_local
+// What every block of a cluster has for itself, which is a call of a function at every use.
+#ifdef EMULATED_CLUSTERS
+#define OF_BLOCK thread_local
+#else
+#define OF_BLOCK
+#endif
+#define __shared__ static OF_BLOCK
 
 using std::isfinite;
 using std::isnan;
@@ -36,8 +36,8 @@ template <typename F> static inline F min(F a, F b) { return b < a ? b : a; }
 template <typename F> static inline F max(F a, F b) { return a < b ? b : a; }
 struct int4 { int x, y, z, w; };
 static struct { unsigned x; } blockDim, gridDim;
-static thread_local struct { unsigned x; } threadIdx, blockIdx;
-alignas(16) static thread_local unsigned char shared_bytes[1 << 18];
+static OF_BLOCK struct { unsigned x; } threadIdx, blockIdx;
+alignas(16) static OF_BLOCK unsigned char shared_bytes[1 << 18];
 
 namespace emulated {
 static void fail(const char* what) {
@@ -49,57 +49,66 @@ static void fail(const char* what) {
 
 enum State { READY, AT_BLOCK, AT_WARP, ENDED };
 static const int MOST = 1024, STACK = 1 << 16;
-struct Fibre { jmp_buf at; ucontext_t begin; State state; bool has_begun; unsigned long arrivals; std::unique_ptr<char[]> stack; };
-static thread_local Fibre fibres[MOST];
-static thread_local jmp_buf scheduler;
-static thread_local int current;
-static const std::function<void()>* kernel;
+struct Fibre { jmp_buf at; State state; unsigned long arrivals; char* stack; };
+struct Fibres {
+    Fibre of[MOST];
+    ~Fibres() { for (Fibre& fibre : of) free(fibre.stack); }
+};
+static OF_BLOCK Fibres fibres;
+static OF_BLOCK jmp_buf scheduler;
+static OF_BLOCK int current;
+// A kernel with its arguments.
+struct Bound {
+    virtual void run() const = 0;
+    virtual ~Bound() {}
+};
+static const Bound* kernel;
 static int team_size = 1;
 
 static void wait_as(State state) {
-    int me = current;
-    fibres[me].state = state;
-    if (!_setjmp(fibres[me].at)) _longjmp(scheduler, 1);
+    Fibre& me = fibres.of[current];
+    me.state = state;
+    if (!_setjmp(me.at)) _longjmp(scheduler, 1);
 }
-static void begin_fibre() {
-    (*kernel)();
-    fibres[current].state = ENDED;
-    _longjmp(scheduler, 1);
+// One kernel after the other: a fibre is made once, since that asks the system for its signals.
+static void live() {
+    for (;;) {
+        kernel->run();
+        wait_as(ENDED);
+    }
 }
 static void resume(int which) {
     current = which, threadIdx.x = which;
-    Fibre& fibre = fibres[which];
+    Fibre& fibre = fibres.of[which];
     if (_setjmp(scheduler)) return;
-    if (fibre.has_begun) _longjmp(fibre.at, 1);
-    fibre.has_begun = true;
-    setcontext(&fibre.begin);
+    if (fibre.stack) _longjmp(fibre.at, 1);
+    fibre.stack = (char*)malloc(STACK);
+    if (!fibre.stack) fail("no memory for a thread");
+    ucontext_t begin;
+    getcontext(&begin);
+    begin.uc_stack.ss_sp = fibre.stack, begin.uc_stack.ss_size = STACK, begin.uc_link = nullptr;
+    makecontext(&begin, live, 0);
+    setcontext(&begin);
 }
 // True when all threads from `first` on wait for each other; they go on.
 static bool release(int first, int count, State state) {
     int waiting = 0, ended = 0;
-    for (int t = first; t < first + count; t++) waiting += fibres[t].state == state, ended += fibres[t].state == ENDED;
+    for (int t = first; t < first + count; t++) waiting += fibres.of[t].state == state, ended += fibres.of[t].state == ENDED;
     if (!waiting || waiting + ended < count) return false;
     for (int t = first; t < first + count; t++)
-        if (fibres[t].state == state) fibres[t].state = READY;
+        if (fibres.of[t].state == state) fibres.of[t].state = READY;
     return true;
 }
 static void run_block(int threads) {
-    for (int t = 0; t < threads; t++) {
-        Fibre& fibre = fibres[t];
-        if (!fibre.stack) fibre.stack.reset(new char[STACK]);
-        fibre.state = READY, fibre.has_begun = false, fibre.arrivals = 0;
-        getcontext(&fibre.begin);
-        fibre.begin.uc_stack.ss_sp = fibre.stack.get(), fibre.begin.uc_stack.ss_size = STACK, fibre.begin.uc_link = nullptr;
-        makecontext(&fibre.begin, begin_fibre, 0);
-    }
+    for (int t = 0; t < threads; t++) fibres.of[t].state = READY, fibres.of[t].arrivals = 0;
     for (long idle = 0;;) {
         bool any = false, goes_on = false;
         for (int t = 0; t < threads; t++)
-            if (fibres[t].state == READY) any = true, resume(t);
+            if (fibres.of[t].state == READY) any = true, resume(t);
         for (int w = 0; w < threads; w += 32) goes_on |= release(w, min(32, threads - w), AT_WARP);
         goes_on |= release(0, threads, AT_BLOCK);
         int ended = 0;
-        for (int t = 0; t < threads; t++) ended += fibres[t].state == ENDED;
+        for (int t = 0; t < threads; t++) ended += fibres.of[t].state == ENDED;
         if (ended == threads) return;
         if (!any && !goes_on) fail("threads wait for each other for ever");
         // Waiting in a loop for a phase is no progress; nobody does so for long, unless for blocks of other threads.
@@ -111,18 +120,24 @@ static void run_block(int threads) {
 
 // ---- Clusters.
 
-static std::atomic<unsigned long> team_arrivals;
+static unsigned long team_arrivals;
 static unsigned char* team_memory[16];
+struct Member { pthread_t thread; int block, place, threads, shared; };
+static void* run_member(void* argument) {
+    const Member& member = *(const Member*)argument;
+    blockIdx.x = member.block, team_memory[member.place] = shared_bytes;
+    memset(shared_bytes, 0x7b, member.shared);
+    run_block(member.threads);
+    return nullptr;
+}
 static void run_team(int first, int threads, int shared) {
-    std::vector<std::thread> blocks;
-    team_arrivals = 0;
-    for (int member = 0; member < team_size; member++)
-        blocks.emplace_back([=] {
-            blockIdx.x = first + member, team_memory[member] = shared_bytes;
-            memset(shared_bytes, 0x7b, shared);
-            run_block(threads);
-        });
-    for (std::thread& block : blocks) block.join();
+    Member members[16];
+    __atomic_store_n(&team_arrivals, 0, __ATOMIC_SEQ_CST);
+    for (int k = 0; k < team_size; k++) {
+        members[k] = {{}, first + k, k, threads, shared};
+        if (pthread_create(&members[k].thread, nullptr, run_member, &members[k])) fail("no thread for a block of a cluster");
+    }
+    for (int k = 0; k < team_size; k++) pthread_join(members[k].thread, nullptr);
 }
 
 }  // namespace emulated
@@ -134,7 +149,7 @@ static void __syncthreads() { wait_as(emulated::AT_BLOCK); }
 static void __syncwarp() { wait_as(emulated::AT_WARP); }
 static void __threadfence() {}
 template <typename F> static F __shfl_xor_sync(unsigned, F x, int mask) {
-    static thread_local F kept[emulated::MOST];
+    static OF_BLOCK F kept[emulated::MOST];
     int me = emulated::current;
     kept[me] = x;
     __syncwarp();
@@ -143,7 +158,7 @@ template <typename F> static F __shfl_xor_sync(unsigned, F x, int mask) {
     return other;
 }
 template <typename F> static unsigned __match_any_sync(unsigned, F x) {
-    static thread_local F kept[emulated::MOST];
+    static OF_BLOCK F kept[emulated::MOST];
     int me = emulated::current, warp = me / 32 * 32;
     kept[me] = x;
     __syncwarp();
@@ -178,20 +193,20 @@ static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
 
 static void after_previous() {}
 static void barrier(int which, int threads) {
-    static thread_local struct { int here; unsigned round; } barriers[16];
+    static OF_BLOCK struct { int here; unsigned round; } barriers[16];
     auto& b = barriers[which];
     unsigned round = b.round;
     if (++b.here == threads) b.here = 0, b.round++;
     while (b.round == round) wait_as(emulated::READY);
 }
 static void team_arrive() {
-    emulated::fibres[emulated::current].arrivals++;
-    emulated::team_arrivals++;
+    emulated::fibres.of[emulated::current].arrivals++;
+    __atomic_add_fetch(&emulated::team_arrivals, 1, __ATOMIC_SEQ_CST);
 }
 // Nobody arrives again before all have.
 static void team_wait() {
-    unsigned long all = emulated::fibres[emulated::current].arrivals * emulated::team_size * blockDim.x;
-    while (emulated::team_arrivals < all) wait_as(emulated::READY);
+    unsigned long all = emulated::fibres.of[emulated::current].arrivals * emulated::team_size * blockDim.x;
+    while (__atomic_load_n(&emulated::team_arrivals, __ATOMIC_SEQ_CST) < all) wait_as(emulated::READY);
 }
 static const void* of_member(const void* own, int member) {
     return emulated::team_memory[member] + ((const unsigned char*)own - shared_bytes);
@@ -216,7 +231,7 @@ static void phase_wait(unsigned long long* at, unsigned parity) {
 }
 // C += A B of a warp; `get` makes doubles of a lane's elements of a factor.
 template <typename F, typename A, typename B, typename Get> static void mma_of(F* c, const A* a, const B* b, int n_k, Get get) {
-    static thread_local double kept_a[emulated::MOST][8], kept_b[emulated::MOST][4];
+    static OF_BLOCK double kept_a[emulated::MOST][8], kept_b[emulated::MOST][4];
     int me = emulated::current, warp = me / 32 * 32, lane = me % 32;
     get(kept_a[me], a, 4), get(kept_b[me], b, 2);
     __syncwarp();
@@ -251,33 +266,52 @@ static void mma_bf16(float* c, const unsigned* a, const unsigned* b) {
 // ---- Starts.
 
 namespace emulated {
-template <typename... A, size_t... I>
-static std::function<void()> bind_at(void (*f)(A...), void** from, std::index_sequence<I...>) {
-    std::tuple<A...> kept(*(A*)from[I]...);
-    return [f, kept] { std::apply(f, kept); };
-}
-template <typename... A> static std::function<void()> bind_to(void (*f)(A...), void** from) {
-    return bind_at(f, from, std::index_sequence_for<A...>());
-}
-struct Entry { const char* name; std::function<void()> (*bind)(void**); };
+// Arguments of a kernel, copied when it is started.
+template <typename... A> struct Kept;
+template <> struct Kept<> {
+    Kept(void**) {}
+    template <typename F, typename... B> void give_to(F f, const B&... all) const { f(all...); }
+};
+template <typename H, typename... A> struct Kept<H, A...> {
+    H first;
+    Kept<A...> others;
+    Kept(void** from) : first(*(H*)from[0]), others(from + 1) {}
+    template <typename F, typename... B> void give_to(F f, const B&... before) const { others.give_to(f, before..., first); }
+};
+template <typename... A> struct BoundTo : Bound {
+    void (*f)(A...);
+    Kept<A...> kept;
+    BoundTo(void (*f)(A...), void** from) : f(f), kept(from) {}
+    void run() const override { kept.give_to(f); }
+};
+template <typename... A> static Bound* bind_to(void (*f)(A...), void** from) { return new BoundTo<A...>(f, from); }
+struct Entry { const char* name; Bound* (*bind)(void**); };
 static Entry* entry_of(const char* name);
 }  // namespace emulated
 #define KERNEL(name) {#name, [](void** from) { return emulated::bind_to(name, from); }},
 
 extern "C" void* emulated_kernel(const char* name) { return emulated::entry_of(name); }
-extern "C" void* emulated_bind(void* entry, void** from) {
-    return new std::function<void()>(((emulated::Entry*)entry)->bind(from));
-}
-extern "C" void emulated_free(void* bound) { delete (std::function<void()>*)bound; }
+extern "C" void* emulated_bind(void* entry, void** from) { return ((emulated::Entry*)entry)->bind(from); }
+extern "C" void emulated_free(void* bound) { delete (emulated::Bound*)bound; }
+// Tests beside each other run kernels at the same time, but each of them one after the other.
+static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
 extern "C" void emulated_run(void* bound, unsigned grid, unsigned threads, unsigned shared, unsigned team) {
     if (threads > emulated::MOST || shared > sizeof shared_bytes) emulated::fail("more threads or shared memory than a block can have");
-    emulated::kernel = (std::function<void()>*)bound;
     if (team > 16 || grid % team) emulated::fail("a grid that is no whole number of clusters");
+#ifndef EMULATED_CLUSTERS
+    if (team > 1) emulated::fail("this kernel does not come in clusters");
+#endif
+    pthread_mutex_lock(&running);
+    emulated::kernel = (const emulated::Bound*)bound;
     gridDim.x = grid, blockDim.x = threads, emulated::team_size = team;
-    for (unsigned first = 0; team > 1 && first < grid; first += team) emulated::run_team(first, threads, shared);
-    if (team > 1) return;
-    for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
+    for (unsigned first = 0; first < grid; first += team) {
+        if (team > 1) {
+            emulated::run_team(first, threads, shared);
+            continue;
+        }
+        blockIdx.x = first;
         memset(shared_bytes, 0x7b, shared);  // nobody may rely on what is there
         emulated::run_block(threads);
     }
+    pthread_mutex_unlock(&running);
 }

@@ -1,5 +1,6 @@
 //! One case: everything that can be compared.
 
+use crate::arrays::read_npz;
 use phalanx::comm::local_group;
 use phalanx::data::field::Wants;
 use phalanx::data::options::DataOptions;
@@ -47,6 +48,25 @@ pub enum Outcome {
     Passed(String),
     Failed(String),
     Unsupported(String),
+}
+
+impl Outcome {
+    /// What comparing a case leads to, where it could be opened.
+    pub fn of<C>(case: Result<C>, compare: impl FnOnce(&C, &mut Worst) -> Result<()>) -> Outcome {
+        let case = match case {
+            Ok(case) => case,
+            Err(e) if e.message().contains("not support") || e.message().contains("unsupported") => {
+                return Outcome::Unsupported(e.message().to_string());
+            }
+            Err(e) => return Outcome::Failed(e.to_string()),
+        };
+        let mut worst = Worst::default();
+        match compare(&case, &mut worst) {
+            Err(e) => Outcome::Failed(e.to_string()),
+            Ok(()) if worst.holds() => Outcome::Passed(worst.line()),
+            Ok(()) => Outcome::Failed(worst.line()),
+        }
+    }
 }
 
 /// A case with everything loaded.
@@ -140,41 +160,10 @@ fn file_of(folder: &Path, name: &str) -> PathBuf {
     }
 }
 
-/// All arrays of an npz file as f64.
-fn read_npz(path: &Path) -> Result<HashMap<String, Vec<f64>>> {
-    let problem = |e: String| err!("{}: {e}", path.display());
-    let mut archive = npyz::npz::NpzArchive::open(path).map_err(|e| problem(e.to_string()))?;
-    let names: Vec<String> = archive.array_names().map(String::from).collect();
-    let mut arrays = HashMap::new();
-    for name in names {
-        let Some(array) = archive.by_name(&name).map_err(|e| problem(e.to_string()))? else { continue };
-        let integers = array.dtype().descr().contains('i');
-        let values = if integers {
-            array.into_vec::<i64>().map(|v| v.into_iter().map(|x| x as f64).collect())
-        } else {
-            array.into_vec::<f64>()
-        };
-        arrays.insert(name, values.map_err(|e| problem(e.to_string()))?);
-    }
-    Ok(arrays)
-}
-
 impl Case {
     /// Runs a case.
     pub fn run(folder: &Path, data: &Path) -> Outcome {
-        let case = match Case::open(folder, data) {
-            Ok(case) => case,
-            Err(e) if e.message().contains("not support") || e.message().contains("unsupported") => {
-                return Outcome::Unsupported(e.message().to_string());
-            }
-            Err(e) => return Outcome::Failed(e.to_string()),
-        };
-        let mut worst = Worst::default();
-        match case.compare(&mut worst) {
-            Err(e) => Outcome::Failed(e.to_string()),
-            Ok(()) if worst.holds() => Outcome::Passed(worst.line()),
-            Ok(()) => Outcome::Failed(worst.line()),
-        }
+        Outcome::of(Case::open(folder, data), Case::compare)
     }
 
     fn open(folder: &Path, data: &Path) -> Result<Case> {

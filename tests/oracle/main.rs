@@ -8,6 +8,7 @@
 //!
 //! Agreement with PiNN: the same for the folders under `tests/golden/pinn` and `$PHALANX_ORACLE/pinn`.
 
+mod arrays;
 mod case;
 mod pinn;
 mod pinn_options;

@@ -1,5 +1,6 @@
 //! One PiNN case: outputs, predictions, losses, gradients and the weights of three steps.
 
+use crate::arrays::{read_npy, read_npz};
 use crate::case::{Outcome, Worst};
 use crate::pinn_options::Options;
 use phalanx::engine::pinet::cpu::PinetCpu;
@@ -15,7 +16,6 @@ use phalanx::optim::KerasAdam;
 use phalanx::{Result, bail, err};
 use serde_json::Value;
 use std::collections::HashMap;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,19 +25,7 @@ const FLOAT32: f64 = 1e-5;
 
 /// Runs a case.
 pub fn run(folder: &Path) -> Outcome {
-    let case = match Case::open(folder) {
-        Ok(case) => case,
-        Err(e) if e.message().contains("unsupported") => {
-            return Outcome::Unsupported(e.message().to_string());
-        }
-        Err(e) => return Outcome::Failed(e.to_string()),
-    };
-    let mut worst = Worst::default();
-    match case.compare(&mut worst) {
-        Err(e) => Outcome::Failed(e.to_string()),
-        Ok(()) if worst.holds() => Outcome::Passed(worst.line()),
-        Ok(()) => Outcome::Failed(worst.line()),
-    }
+    Outcome::of(Case::open(folder), Case::compare)
 }
 
 /// The GPU that `PHALANX_DEVICE` asks for.
@@ -58,14 +46,7 @@ impl Arrays {
         let mut arrays = HashMap::new();
         let packed = folder.join("arrays.npz");
         if packed.exists() {
-            let problem = |e: std::io::Error| err!("{}: {e}", packed.display());
-            let mut archive = npyz::npz::NpzArchive::open(&packed).map_err(problem)?;
-            let names: Vec<String> = archive.array_names().map(String::from).collect();
-            for name in names {
-                let Some(array) = archive.by_name(&name).map_err(problem)? else { continue };
-                let values = numbers(array).map_err(problem)?;
-                arrays.insert(name, values);
-            }
+            arrays = read_npz(&packed)?;
         }
         let mut folders = vec![(folder.to_path_buf(), String::new())];
         while let Some((folder, prefix)) = folders.pop() {
@@ -75,10 +56,7 @@ impl Arrays {
                 if path.is_dir() {
                     folders.push((path, format!("{prefix}{name}/")));
                 } else if let Some(stem) = name.strip_suffix(".npy") {
-                    let problem = |e: std::io::Error| err!("{}: {e}", path.display());
-                    let file = std::fs::File::open(&path).map_err(problem)?;
-                    let npy = npyz::NpyFile::new(std::io::BufReader::new(file)).map_err(problem)?;
-                    arrays.insert(format!("{prefix}{stem}"), numbers(npy).map_err(problem)?);
+                    arrays.insert(format!("{prefix}{stem}"), read_npy(&path)?);
                 }
             }
         }
@@ -92,19 +70,6 @@ impl Arrays {
     fn get(&self, name: &str) -> Result<&[f64]> {
         self.find(name).ok_or_else(|| err!("{name}.npy is missing"))
     }
-}
-
-/// The numbers of an array of any type.
-fn numbers<R: Read>(npy: npyz::NpyFile<R>) -> std::io::Result<Vec<f64>> {
-    let descr = npy.dtype().descr();
-    let kind = descr.trim_matches(|c| "'<>=|".contains(c)).to_string();
-    Ok(match kind.as_str() {
-        "f8" => npy.into_vec::<f64>()?,
-        "f4" => npy.into_vec::<f32>()?.into_iter().map(f64::from).collect(),
-        "i4" => npy.into_vec::<i32>()?.into_iter().map(f64::from).collect(),
-        "i8" => npy.into_vec::<i64>()?.into_iter().map(|x| x as f64).collect(),
-        other => return Err(std::io::Error::other(format!("numbers of type {other}"))),
-    })
 }
 
 struct Case {

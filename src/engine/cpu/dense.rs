@@ -9,7 +9,7 @@ use super::packed;
 use super::real::Real;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
-use super::simd::{Isa, Portable, Simd, ask_early, ask_to_write, isa};
+use super::simd::{Isa, Portable, Simd, by_instruction_set, isa, prefetch_early, prefetch_to_write};
 
 /// Rows of B that are asked for ahead of their use.
 const AHEAD: usize = 12;
@@ -128,14 +128,14 @@ pub unsafe fn product_into<T: Real>(
     unsafe { checked(c, ldc, false, add, a, b, ldb, m, n, k, Meanwhile::NOTHING) }
 }
 
-/// Writes the product turned: element (i, j) of `A[m, k] B[k, n]` goes to `c[j * ldc + i]`.
+/// Writes the product transposed: element (i, j) of `A[m, k] B[k, n]` goes to `c[j * ldc + i]`.
 ///
 /// So a product with a transposed matrix reads that matrix as it is, row by row, as A.
 ///
 /// # Safety
 /// `c` must be valid for `n` rows of `m` numbers, `ldc` apart, which nobody else touches meanwhile.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn product_turned_into<T: Real>(
+pub unsafe fn product_transposed_into<T: Real>(
     c: *mut T,
     ldc: usize,
     a: Strided<T>,
@@ -152,12 +152,12 @@ pub unsafe fn product_turned_into<T: Real>(
 /// Checks what A and B cover, and runs the kernel.
 ///
 /// # Safety
-/// As for [`product_into`], or where `turned` for [`product_turned_into`].
+/// As for [`product_into`], or where `transposed` for [`product_transposed_into`].
 #[allow(clippy::too_many_arguments)]
 unsafe fn checked<T: Real>(
     c: *mut T,
     ldc: usize,
-    turned: bool,
+    transposed: bool,
     add: bool,
     a: Strided<T>,
     b: &[T],
@@ -175,7 +175,7 @@ unsafe fn checked<T: Real>(
         assert!(b.len() >= (k - 1) * ldb + n, "B covers k x n");
     }
     let (a, a_row, a_col) = (a.data.as_ptr(), a.row, a.col);
-    let raw = Raw { c, ldc, turned, add, a, a_row, a_col, b: b.as_ptr(), ldb, m, n, k, meanwhile };
+    let raw = Raw { c, ldc, transposed, add, a, a_row, a_col, b: b.as_ptr(), ldb, m, n, k, meanwhile };
     // SAFETY: the bounds were checked above, and `isa` names only what the machine has.
     unsafe { T::product_kernel(raw) }
 }
@@ -185,7 +185,7 @@ unsafe fn checked<T: Real>(
 pub struct Raw<T> {
     pub(super) c: *mut T,
     pub(super) ldc: usize,
-    pub(super) turned: bool,
+    pub(super) transposed: bool,
     pub(super) add: bool,
     pub(super) a: *const T,
     pub(super) a_row: usize,
@@ -201,7 +201,7 @@ pub struct Raw<T> {
 impl<T> Raw<T> {
     /// What is left when the first rows are done.
     fn without_rows(self, done: usize) -> Self {
-        let place = if self.turned { done } else { done * self.ldc };
+        let place = if self.transposed { done } else { done * self.ldc };
         Raw {
             a: self.a.wrapping_add(done * self.a_row),
             c: self.c.wrapping_add(place),
@@ -348,14 +348,14 @@ unsafe fn tile<
         let next = a.wrapping_add(MR * raw.a_row);
         let next_row = if raw.a_col == 1 { raw.a_row } else { 0 };
         // C is written at the end; asked for now, it is there by then.
-        if raw.turned {
+        if raw.transposed {
             for l in 0..(NV - 1) * S::LANES + last {
-                ask_to_write(raw.c.add((j + l) * raw.ldc + i));
+                prefetch_to_write(raw.c.add((j + l) * raw.ldc + i));
             }
         } else {
             for r in 0..MR {
                 for v in 0..NV {
-                    ask_to_write(raw.c.add((i + r) * raw.ldc + j + v * S::LANES));
+                    prefetch_to_write(raw.c.add((i + r) * raw.ldc + j + v * S::LANES));
                 }
             }
         }
@@ -368,7 +368,7 @@ unsafe fn tile<
             let row = b.add(k * raw.ldb);
             if FETCH {
                 for line in 0..LINES {
-                    ask_early(meanwhile.wrapping_add((LINES * k + line) * LINE));
+                    prefetch_early(meanwhile.wrapping_add((LINES * k + line) * LINE));
                 }
             } else {
                 S::prefetch(next.wrapping_add(k % 8 * next_row + k / 8 * 8));
@@ -393,7 +393,7 @@ unsafe fn tile<
                 }
             }
         }
-        if raw.turned {
+        if raw.transposed {
             for v in 0..NV {
                 let n = if v + 1 < NV { S::LANES } else { last };
                 let c = raw.c.add((j + v * S::LANES) * raw.ldc + i);
@@ -402,7 +402,7 @@ unsafe fn tile<
                     for r in 0..MR {
                         rows[r] = sum[r][v];
                     }
-                    S::store_turned(c, raw.ldc, rows, n);
+                    S::store_transposed(c, raw.ldc, rows, n);
                     continue;
                 }
                 for l in 0..n {
@@ -434,14 +434,14 @@ unsafe fn tile<
 pub fn transpose<T: Real>(out: &mut [T], a: &[T], rows: usize, cols: usize) {
     assert!(out.len() >= rows * cols && a.len() >= rows * cols, "both hold rows x cols");
     // SAFETY: as just checked.
-    unsafe { turn_into(out.as_mut_ptr(), rows, a.as_ptr(), cols, rows, cols) }
+    unsafe { transpose_into(out.as_mut_ptr(), rows, a.as_ptr(), cols, rows, cols) }
 }
 
 /// `out[c * ld_out + r] = a[r * ld_a + c]` for a block of a matrix.
 ///
 /// # Safety
 /// Both blocks must be valid, and nobody else may touch that of `out` meanwhile.
-pub unsafe fn turn_into<T: Real>(
+pub unsafe fn transpose_into<T: Real>(
     out: *mut T,
     ld_out: usize,
     a: *const T,
@@ -450,12 +450,12 @@ pub unsafe fn turn_into<T: Real>(
     cols: usize,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { T::turn_kernel(Turn { out, ld_out, a, ld_a, rows, cols }) }
+    unsafe { T::transpose_kernel(Transpose { out, ld_out, a, ld_a, rows, cols }) }
 }
 
-/// The arguments of [`turn_into`].
+/// The arguments of [`transpose_into`].
 #[derive(Clone, Copy)]
-pub struct Turn<T> {
+pub struct Transpose<T> {
     out: *mut T,
     ld_out: usize,
     a: *const T,
@@ -464,50 +464,23 @@ pub struct Turn<T> {
     cols: usize,
 }
 
-/// Turns a block by the best instruction set.
-///
-/// # Safety
-/// As for [`turn_into`].
-pub(super) unsafe fn turn_f64(turn: Turn<f64>) {
-    match isa() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { turn_avx512::<f64, Avx512<f64>>(turn) },
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { turn_avx2::<f64, Avx2<f64>>(turn) },
-        _ => unsafe { turn_by::<f64, Portable<f64>>(turn) },
-    }
-}
-
-/// As [`turn_f64`].
-///
-/// # Safety
-/// As there.
-pub(super) unsafe fn turn_f32(turn: Turn<f32>) {
-    match isa() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { turn_avx512::<f32, Avx512<f32>>(turn) },
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { turn_avx2::<f32, Avx2<f32>>(turn) },
-        _ => unsafe { turn_by::<f32, Portable<f32>>(turn) },
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
-unsafe fn turn_avx512<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
-    unsafe { turn_by::<T, S>(turn) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn turn_avx2<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
-    unsafe { turn_by::<T, S>(turn) }
+by_instruction_set! {
+    /// Transposes a block.
+    ///
+    /// # Safety
+    /// As for [`transpose_into`].
+    unsafe fn transpose_f64(Transpose<f64>) = transpose_by;
+    /// As [`transpose_f64`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn transpose_f32(Transpose<f32>) = transpose_by;
 }
 
 /// Eight rows at a time by vectors, what is left number by number.
 #[inline(always)]
-unsafe fn turn_by<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
-    let Turn { out, ld_out, a, ld_a, rows, cols } = turn;
+unsafe fn transpose_by<T: Real, S: Simd<T = T>>(transpose: Transpose<T>) {
+    let Transpose { out, ld_out, a, ld_a, rows, cols } = transpose;
     let whole = rows / 8 * 8;
     unsafe {
         for r in (0..whole).step_by(8) {
@@ -521,7 +494,7 @@ unsafe fn turn_by<T: Real, S: Simd<T = T>>(turn: Turn<T>) {
                         false => S::load_partial(from.add(k * ld_a), n),
                     };
                 }
-                S::store_turned(out.add(c * ld_out + r), ld_out, block, n);
+                S::store_transposed(out.add(c * ld_out + r), ld_out, block, n);
             }
         }
         for r in whole..rows {
@@ -600,7 +573,13 @@ mod tests {
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn check_bits<T: Real, S: packed::Kernel<T = T>>(m: usize, n: usize, k: usize, turned: bool, add: bool) {
+    fn check_bits<T: Real, S: packed::Kernel<T = T>>(
+        m: usize,
+        n: usize,
+        k: usize,
+        transposed: bool,
+        add: bool,
+    ) {
         let cast = |x: Vec<f64>| x.into_iter().map(T::from_f64).collect::<Vec<T>>();
         let (a, b, old) = (cast(noise(m * k, 0.3)), cast(noise(k * n, 0.7)), cast(noise(m * n, 0.9)));
         let (mut want, mut got) = (old.clone(), old);
@@ -609,8 +588,8 @@ mod tests {
             [(far.as_ptr(), far.len()), (far.as_ptr(), 70), (std::ptr::null(), 9), (far.as_ptr(), 1)];
         let raw = |c: &mut Vec<T>, meanwhile| Raw {
             c: c.as_mut_ptr(),
-            ldc: if turned { m } else { n },
-            turned,
+            ldc: if transposed { m } else { n },
+            transposed,
             add,
             a: a.as_ptr(),
             a_row: k,
@@ -628,7 +607,7 @@ mod tests {
             run_avx2::<T, S>(raw(&mut got, Meanwhile::new(places)));
         }
         let differ = (0..m * n).find(|&i| want[i].to_f64().to_bits() != got[i].to_f64().to_bits());
-        assert_eq!(differ, None, "{m}x{n}x{k}, turned {turned}, add {add}");
+        assert_eq!(differ, None, "{m}x{n}x{k}, transposed {transposed}, add {add}");
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -639,9 +618,9 @@ mod tests {
         }
         for (m, n, k) in [(8, 24, 8), (9, 25, 16), (64, 24, 500), (16, 128, 240), (75, 53, 193), (32, 8, 21)]
         {
-            for (turned, add) in [(false, false), (false, true), (true, false)] {
-                check_bits::<f64, Avx2<f64>>(m, n, k, turned, add);
-                check_bits::<f32, Avx2<f32>>(m, n, k, turned, add);
+            for (transposed, add) in [(false, false), (false, true), (true, false)] {
+                check_bits::<f64, Avx2<f64>>(m, n, k, transposed, add);
+                check_bits::<f32, Avx2<f32>>(m, n, k, transposed, add);
             }
         }
     }
@@ -669,13 +648,13 @@ mod tests {
         let cast = |x: Vec<f64>| x.into_iter().map(T::from_f64).collect::<Vec<T>>();
         let (a, b) = (cast(noise(m * k, 0.3)), cast(noise(k * n, 0.7)));
         let a = Strided { data: &a, row: k, col: 1 };
-        let (mut plain, mut turned) = (vec![T::ZERO; m * n], vec![T::ZERO; m * n]);
+        let (mut plain, mut transposed) = (vec![T::ZERO; m * n], vec![T::ZERO; m * n]);
         product(&mut plain, n, Accumulate::Overwrite, a, &b, n, m, n, k);
         // SAFETY: the buffer holds n rows of m numbers.
-        unsafe { product_turned_into(turned.as_mut_ptr(), m, a, &b, n, m, n, k) };
+        unsafe { product_transposed_into(transposed.as_mut_ptr(), m, a, &b, n, m, n, k) };
         for i in 0..m {
             for j in 0..n {
-                assert_eq!(turned[j * m + i], plain[i * n + j], "{m}x{n}x{k} ({i},{j})");
+                assert_eq!(transposed[j * m + i], plain[i * n + j], "{m}x{n}x{k} ({i},{j})");
             }
         }
     }

@@ -3,7 +3,7 @@
 //! With directions `D = A A[..M2]^T`; A is stored `[4, M1]`, D flattened `[M1, M2]`. Its first `square` rows (M2 or none) are a symmetric square of which only the
 //! lower triangle is kept (`fitting/fold.rs`). Without, D is A times a number.
 
-use super::dense::{Accumulate, Strided, product, product_turned_into};
+use super::dense::{Accumulate, Strided, product, product_transposed_into};
 use super::elementwise::add;
 use super::fitting::fold::{Fold, mirror};
 use super::real::Real;
@@ -203,7 +203,7 @@ fn adjoint_add<T: Real>(t: &mut [T], a: &[T], d_d: &[T], m1: usize, m2: usize, s
         }
         let d = Strided { data: d_d, row: m2, col: 1 };
         // SAFETY: the buffer holds 4 rows of m1 numbers.
-        unsafe { product_turned_into(product_t.as_mut_ptr(), rest, d, a_t, 4, rest, 4, m2) };
+        unsafe { product_transposed_into(product_t.as_mut_ptr(), rest, d, a_t, 4, rest, 4, m2) };
         for c in 0..4 {
             add(&mut t[c * m1 + square..(c + 1) * m1], &product_t[c * rest..(c + 1) * rest]);
         }

@@ -2,9 +2,7 @@
 
 use super::pairs::CHUNK;
 use super::real::Real;
-#[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512};
-use super::simd::{Isa, Portable, Simd, isa};
+use super::simd::{Simd, by_instruction_set};
 
 /// `out[c][l] = sum_k series[N k + c] T_k(x[l])` for the first `n` arguments; what follows in `out` may be written too. N is 1
 /// or 8.
@@ -29,36 +27,13 @@ pub struct Evaluate<T> {
     n: usize,
 }
 
-macro_rules! dispatch {
-    ($t:ty, $dispatch:ident) => {
-        /// Calls the kernel of the best instruction set.
-        ///
-        /// # Safety
-        /// `raw` must come from [`evaluate`].
-        pub(super) unsafe fn $dispatch(raw: Evaluate<$t>) {
-            match isa() {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => unsafe { run_avx512::<$t, Avx512<$t>>(raw) },
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => unsafe { run_avx2::<$t, Avx2<$t>>(raw) },
-                _ => unsafe { run::<$t, Portable<$t>>(raw) },
-            }
-        }
-    };
-}
-dispatch!(f64, dispatch_f64);
-dispatch!(f32, dispatch_f32);
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
-unsafe fn run_avx512<T: Real, S: Simd<T = T>>(raw: Evaluate<T>) {
-    unsafe { run::<T, S>(raw) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn run_avx2<T: Real, S: Simd<T = T>>(raw: Evaluate<T>) {
-    unsafe { run::<T, S>(raw) }
+by_instruction_set! {
+    /// # Safety
+    /// The arguments must come from [`evaluate`].
+    unsafe fn dispatch_f64(Evaluate<f64>) = run;
+    /// # Safety
+    /// As for [`dispatch_f64`].
+    unsafe fn dispatch_f32(Evaluate<f32>) = run;
 }
 
 #[inline(always)]

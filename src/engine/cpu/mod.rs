@@ -206,10 +206,10 @@ impl<T: Real> Engine for CpuEngine<T> {
     }
 
     fn state(&self) -> serde_json::Value {
-        let states = self.parts.iter().map(Part::state);
+        let mut states = self.parts.iter().map(Part::state);
         match self.model.options.descriptors.is_hybrid {
             true => states.collect(),
-            false => states.last().unwrap_or_default(),
+            false => states.next_back().unwrap_or_default(),
         }
     }
 

@@ -6,7 +6,7 @@
 //! block to the next, so that each is made in the same order as in [`super::dense`], with the same bits.
 
 use super::dense::{LINE, Meanwhile, Raw};
-use super::simd::{Avx2, Simd, ask_to_write};
+use super::simd::{Avx2, Simd, prefetch_to_write};
 use std::arch::asm;
 use std::mem::MaybeUninit;
 
@@ -427,14 +427,14 @@ unsafe fn pack_ragged<S: Kernel>(raw: &Raw<S::T>, panel: Panel, from: usize, to:
 unsafe fn ask_for_c<S: Kernel>(raw: &Raw<S::T>, panel: Panel, i: usize) {
     let end = panel.end(S::LANES);
     unsafe {
-        if raw.turned {
+        if raw.transposed {
             for l in panel.start..end {
-                ask_to_write(raw.c.add(l * raw.ldc + i));
+                prefetch_to_write(raw.c.add(l * raw.ldc + i));
             }
         } else {
             for r in i..i + MR {
-                ask_to_write(raw.c.add(r * raw.ldc + panel.start));
-                ask_to_write(raw.c.add(r * raw.ldc + end - 1));
+                prefetch_to_write(raw.c.add(r * raw.ldc + panel.start));
+                prefetch_to_write(raw.c.add(r * raw.ldc + end - 1));
             }
         }
     }
@@ -452,8 +452,8 @@ unsafe fn write<S: Kernel>(raw: &Raw<S::T>, panel: Panel, i: usize, sums: *const
             for r in 1..MR {
                 rows[r] = S::load(sums.add((r * vectors + v) * S::LANES));
             }
-            if raw.turned {
-                S::store_four_turned(raw.c.add(column * raw.ldc + i), raw.ldc, rows, n);
+            if raw.transposed {
+                S::store_four_transposed(raw.c.add(column * raw.ldc + i), raw.ldc, rows, n);
                 continue;
             }
             for r in 0..MR {

@@ -1,6 +1,6 @@
 //! The two number types of the CPU engine.
 
-use super::dense::{self, Raw, Turn};
+use super::dense::{self, Raw, Transpose};
 use super::evaluate::{self, Evaluate};
 use super::pool::{Parts, Pool};
 use super::walk::{self, Walk};
@@ -59,11 +59,11 @@ pub trait Real:
     /// # Safety
     /// `raw` must come from [`dense::product`].
     unsafe fn product_kernel(raw: Raw<Self>);
-    /// Runs the kernel of [`dense::turn_into`].
+    /// Runs the kernel of [`dense::transpose_into`].
     ///
     /// # Safety
-    /// `turn` must come from there.
-    unsafe fn turn_kernel(turn: Turn<Self>);
+    /// `transpose` must come from there.
+    unsafe fn transpose_kernel(transpose: Transpose<Self>);
     /// Runs the kernel of [`walk`].
     ///
     /// # Safety
@@ -145,8 +145,8 @@ impl Real for f64 {
     unsafe fn product_kernel(raw: Raw<f64>) {
         unsafe { dense::dispatch_f64(raw) }
     }
-    unsafe fn turn_kernel(turn: Turn<f64>) {
-        unsafe { dense::turn_f64(turn) }
+    unsafe fn transpose_kernel(transpose: Transpose<f64>) {
+        unsafe { dense::transpose_f64(transpose) }
     }
     unsafe fn walk_kernel(raw: Walk<f64>) {
         unsafe { walk::dispatch_f64(raw) }
@@ -215,8 +215,8 @@ impl Real for f32 {
     unsafe fn product_kernel(raw: Raw<f32>) {
         unsafe { dense::dispatch_f32(raw) }
     }
-    unsafe fn turn_kernel(turn: Turn<f32>) {
-        unsafe { dense::turn_f32(turn) }
+    unsafe fn transpose_kernel(transpose: Transpose<f32>) {
+        unsafe { dense::transpose_f32(transpose) }
     }
     unsafe fn walk_kernel(raw: Walk<f32>) {
         unsafe { walk::dispatch_f32(raw) }

@@ -85,9 +85,41 @@ macro_rules! multiversion {
 }
 pub(crate) use multiversion;
 
+/// Declares functions that call a kernel over [`Simd`] by the best instruction set, one for each type of numbers.
+macro_rules! by_instruction_set {
+    ($(#[$meta:meta])* unsafe fn $name:ident($arguments:ident<$t:ty>) = $kernel:ident; $($others:tt)*) => {
+        $(#[$meta])*
+        pub(super) unsafe fn $name(arguments: $arguments<$t>) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
+            unsafe fn avx512(arguments: $arguments<$t>) {
+                unsafe { $kernel::<$t, $crate::engine::cpu::simd::Avx512<$t>>(arguments) }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2(arguments: $arguments<$t>) {
+                unsafe { $kernel::<$t, $crate::engine::cpu::simd::Avx2<$t>>(arguments) }
+            }
+
+            // SAFETY: the caller's word; `isa` names an instruction set only where the machine has it.
+            match $crate::engine::cpu::simd::isa() {
+                #[cfg(target_arch = "x86_64")]
+                $crate::engine::cpu::simd::Isa::Avx512 => unsafe { avx512(arguments) },
+                #[cfg(target_arch = "x86_64")]
+                $crate::engine::cpu::simd::Isa::Avx2 => unsafe { avx2(arguments) },
+                _ => unsafe { $kernel::<$t, $crate::engine::cpu::simd::Portable<$t>>(arguments) },
+            }
+        }
+        $crate::engine::cpu::simd::by_instruction_set! { $($others)* }
+    };
+    () => {};
+}
+pub(crate) use by_instruction_set;
+
 /// Asks for the cache line at `p`, which may lie anywhere, to come into the first cache.
 #[inline(always)]
-pub fn ask<T>(p: *const T) {
+pub fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults.
     unsafe {
@@ -97,9 +129,9 @@ pub fn ask<T>(p: *const T) {
     let _ = p;
 }
 
-/// As [`ask`], for a line that is written and not read: writes wait for it one after the other.
+/// As [`prefetch`], for a line that is written and not read: writes wait for it one after the other.
 #[inline(always)]
-pub fn ask_to_write<T>(p: *const T) {
+pub fn prefetch_to_write<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: it never faults, and is no operation where the processor does not know it.
     unsafe {
@@ -109,9 +141,9 @@ pub fn ask_to_write<T>(p: *const T) {
     let _ = p;
 }
 
-/// As [`ask`], into the second cache: for what is used later, and is too much for the first.
+/// As [`prefetch`], into the second cache: for what is used later, and is too much for the first.
 #[inline(always)]
-pub fn ask_early<T>(p: *const T) {
+pub fn prefetch_early<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above.
     unsafe {
@@ -143,9 +175,9 @@ pub unsafe trait Simd: Copy {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     /// Asks for the cache line at `p`, which may lie anywhere.
     fn prefetch(p: *const Self::T);
-    /// As [`Simd::store_turned`], of four rows.
+    /// As [`Simd::store_transposed`], of four rows.
     #[inline(always)]
-    unsafe fn store_four_turned(p: *mut Self::T, ld: usize, rows: [Self::V; 4], n: usize) {
+    unsafe fn store_four_transposed(p: *mut Self::T, ld: usize, rows: [Self::V; 4], n: usize) {
         let rows = rows.as_ptr().cast::<Self::T>();
         for l in 0..n {
             for r in 0..4 {
@@ -153,9 +185,9 @@ pub unsafe trait Simd: Copy {
             }
         }
     }
-    /// Writes eight rows turned: number `l < n` of row r goes to `p[l * ld + r]`.
+    /// Writes eight rows transposed: number `l < n` of row r goes to `p[l * ld + r]`.
     #[inline(always)]
-    unsafe fn store_turned(p: *mut Self::T, ld: usize, rows: [Self::V; 8], n: usize) {
+    unsafe fn store_transposed(p: *mut Self::T, ld: usize, rows: [Self::V; 8], n: usize) {
         let rows = rows.as_ptr().cast::<Self::T>();
         for l in 0..n {
             for r in 0..8 {
@@ -280,7 +312,7 @@ mod x86 {
                     unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 }
                 #[inline(always)]
-                unsafe fn store_turned(p: *mut $t, ld: usize, rows: [$v; 8], n: usize) {
+                unsafe fn store_transposed(p: *mut $t, ld: usize, rows: [$v; 8], n: usize) {
                     unsafe { $turn(p, ld, rows, n) }
                 }
             }
@@ -289,7 +321,7 @@ mod x86 {
 
     /// Eight rows of eight numbers: first pairs of rows, then pairs of pairs.
     #[inline(always)]
-    unsafe fn turn_f64(p: *mut f64, ld: usize, rows: [__m512d; 8], n: usize) {
+    unsafe fn transpose_f64(p: *mut f64, ld: usize, rows: [__m512d; 8], n: usize) {
         unsafe {
             let [a, b, c, d, e, f, g, h] = rows;
             // Columns 0 2 4 6 (and 1 3 5 7) of two rows each.
@@ -317,7 +349,7 @@ mod x86 {
 
     /// Eight rows of sixteen numbers: squares of four by four, each column of which is then written in two halves.
     #[inline(always)]
-    unsafe fn turn_f32(p: *mut f32, ld: usize, rows: [__m512; 8], n: usize) {
+    unsafe fn transpose_f32(p: *mut f32, ld: usize, rows: [__m512; 8], n: usize) {
         unsafe {
             for (first, [a, b, c, d]) in
                 [(0, [rows[0], rows[1], rows[2], rows[3]]), (4, [rows[4], rows[5], rows[6], rows[7]])]
@@ -365,7 +397,7 @@ mod x86 {
         _mm512_fmadd_pd,
         _mm512_fmsub_pd,
         _mm512_add_pd,
-        turn_f64
+        transpose_f64
     );
     avx512!(
         f32,
@@ -380,12 +412,12 @@ mod x86 {
         _mm512_fmadd_ps,
         _mm512_fmsub_ps,
         _mm512_add_ps,
-        turn_f32
+        transpose_f32
     );
 
     /// Four rows of four numbers.
     #[inline(always)]
-    unsafe fn turn_four_f64(p: *mut f64, ld: usize, rows: [__m256d; 4], n: usize) {
+    unsafe fn transpose_four_f64(p: *mut f64, ld: usize, rows: [__m256d; 4], n: usize) {
         unsafe {
             let [a, b, c, d] = rows;
             // Columns 0 2 (and 1 3) of two rows each.
@@ -407,7 +439,7 @@ mod x86 {
 
     /// Four rows of eight numbers: two squares of four by four.
     #[inline(always)]
-    unsafe fn turn_four_f32(p: *mut f32, ld: usize, rows: [__m256; 4], n: usize) {
+    unsafe fn transpose_four_f32(p: *mut f32, ld: usize, rows: [__m256; 4], n: usize) {
         unsafe {
             let [a, b, c, d] = rows;
             let pairs = [
@@ -480,11 +512,11 @@ mod x86 {
                     unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 }
                 #[inline(always)]
-                unsafe fn store_four_turned(p: *mut $t, ld: usize, rows: [$v; 4], n: usize) {
+                unsafe fn store_four_transposed(p: *mut $t, ld: usize, rows: [$v; 4], n: usize) {
                     unsafe { $turn(p, ld, rows, n) }
                 }
                 #[inline(always)]
-                unsafe fn store_turned(p: *mut $t, ld: usize, rows: [$v; 8], n: usize) {
+                unsafe fn store_transposed(p: *mut $t, ld: usize, rows: [$v; 8], n: usize) {
                     let [a, b, c, d, e, f, g, h] = rows;
                     unsafe {
                         $turn(p, ld, [a, b, c, d], n);
@@ -507,7 +539,7 @@ mod x86 {
         _mm256_fmadd_pd,
         _mm256_fmsub_pd,
         _mm256_add_pd,
-        turn_four_f64
+        transpose_four_f64
     );
     avx2!(
         f32,
@@ -522,6 +554,6 @@ mod x86 {
         _mm256_fmadd_ps,
         _mm256_fmsub_ps,
         _mm256_add_ps,
-        turn_four_f32
+        transpose_four_f32
     );
 }

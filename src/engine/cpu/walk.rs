@@ -6,9 +6,7 @@
 
 use super::pairs::CHUNK;
 use super::real::Real;
-#[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512};
-use super::simd::{Isa, Portable, Simd, isa};
+use super::simd::{Simd, by_instruction_set};
 
 /// The widest vector of any instruction set.
 pub const WIDEST: usize = 16;
@@ -70,36 +68,13 @@ pub struct Walk<T> {
     with_slopes: bool,
 }
 
-macro_rules! dispatch {
-    ($t:ty, $dispatch:ident) => {
-        /// Calls the kernel of the best instruction set.
-        ///
-        /// # Safety
-        /// `raw` must describe memory that [`Terms::add_to`] has checked.
-        pub(super) unsafe fn $dispatch(raw: Walk<$t>) {
-            match isa() {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => unsafe { run_avx512::<$t, Avx512<$t>>(raw) },
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => unsafe { run_avx2::<$t, Avx2<$t>>(raw) },
-                _ => unsafe { run::<$t, Portable<$t>>(raw) },
-            }
-        }
-    };
-}
-dispatch!(f64, dispatch_f64);
-dispatch!(f32, dispatch_f32);
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
-unsafe fn run_avx512<T: Real, S: Simd<T = T>>(raw: Walk<T>) {
-    unsafe { run::<T, S>(raw) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn run_avx2<T: Real, S: Simd<T = T>>(raw: Walk<T>) {
-    unsafe { run::<T, S>(raw) }
+by_instruction_set! {
+    /// # Safety
+    /// The arguments must describe memory that [`Terms::add_to`] has checked.
+    unsafe fn dispatch_f64(Walk<f64>) = run;
+    /// # Safety
+    /// As for [`dispatch_f64`].
+    unsafe fn dispatch_f32(Walk<f32>) = run;
 }
 
 #[inline(always)]
@@ -154,7 +129,7 @@ unsafe fn deal<T: Real, S: Simd<T = T>>(out: *mut T, terms: &[S::V; WIDEST + 1])
             let k = first + r;
             rows[r] = terms[if k < S::LANES { k } else { width - k }];
         }
-        unsafe { S::store_turned(out.add(first), width, rows, S::LANES) };
+        unsafe { S::store_transposed(out.add(first), width, rows, S::LANES) };
     }
 }
 

@@ -4,7 +4,7 @@ mod series;
 
 use super::direct::Direct;
 use super::frame::HostFrame;
-use super::layout::{Batch, Status, TURN_HEADER, Turn, View};
+use super::layout::{Batch, TURN_HEADER, Turn, View};
 use super::muon::{Muon, MuonPlan};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
@@ -769,12 +769,6 @@ impl Core {
         Ok(params)
     }
 
-    pub fn status(&self) -> Result<Status> {
-        let mut status = [Status::default()];
-        self.network.status.read(0, &mut status)?;
-        Ok(status[0])
-    }
-
     /// From now on a first pass takes the numbers of its step, and its slots, from the next of `places` pieces that
     /// [`Core::send_turn`] fills, `bytes` each.
     pub fn make_ring(&mut self, bytes: usize, places: usize) -> Result<()> {
@@ -788,13 +782,13 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// What stood at the same place of the ring was taken, and this place of `from` stays as it is until `done`.
+    /// What stood at the same place of the ring was taken, and `from` stays as it is until `done`.
     pub unsafe fn send_turn(&self, from: &Pinned, place: usize, bytes: usize, done: &Event) -> Result<()> {
         let (ring, each, _) = self.ring.as_ref().expect("a ring is made before turns are sent");
         let (at, stream) = (place * *each as usize, self.device.copy_stream());
-        assert!(at + bytes <= ring.bytes(), "a turn must stay inside its place");
+        assert!(bytes <= *each as usize, "a turn must stay inside its place");
         // SAFETY: inside the ring; the rest is the caller's word.
-        unsafe { from.copy_to(stream, ring.address() + at as u64, at, bytes)? };
+        unsafe { from.copy_to(stream, ring.address() + at as u64, 0, bytes)? };
         done.record(stream)?;
         done.holds(self.device.stream())
     }

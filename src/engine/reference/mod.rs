@@ -323,6 +323,27 @@ pub(crate) mod tests {
         }
     }
 
+    /// Compares what [`run`] gave with what the reference gives; `tell` hears of every deviation.
+    pub fn compare_results(
+        got: &(Prediction, Vec<f64>),
+        want: &(Prediction, Vec<f64>),
+        tolerance: f64,
+        tell: impl Fn(&str, f64),
+    ) {
+        let pairs = [
+            ("energy", &got.0.energy[..], &want.0.energy[..]),
+            ("atom energy", &got.0.atom_energy, &want.0.atom_energy),
+            ("force", &got.0.force, &want.0.force),
+            ("virial", got.0.virial.as_flattened(), want.0.virial.as_flattened()),
+            ("gradient", &got.1, &want.1),
+        ];
+        for (name, got, want) in pairs {
+            let worst = deviation(got, want);
+            tell(name, worst);
+            assert!(worst < tolerance, "{name}: worst relative deviation {worst:e}");
+        }
+    }
+
     /// The worst deviation relative to the largest value.
     pub fn deviation(got: &[f64], want: &[f64]) -> f64 {
         assert_eq!(got.len(), want.len());

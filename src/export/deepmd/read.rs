@@ -192,7 +192,11 @@ fn check_widths(place: &Place, widths: &[usize]) -> Result<()> {
 }
 
 fn read_atom_ener(place: &Place) -> Result<Vec<Option<f64>>> {
-    let Some(list) = place.find("atom_ener")? else { return Ok(Vec::new()) };
+    place.find("atom_ener")?.map_or(Ok(Vec::new()), |list| numbers_or_null(&list))
+}
+
+/// One number, or a list of it, or null for each type.
+fn numbers_or_null(list: &Place) -> Result<Vec<Option<f64>>> {
     list.list(|item| match item.node {
         Node::Null => Ok(None),
         Node::List(inner) if inner.len() == 1 => item.items()?[0].f64().map(Some),
@@ -238,13 +242,7 @@ fn read_excluded_atoms(model: &Place, fitting: &Place, n_types: usize) -> Result
 fn read_preset(model: &Place) -> Result<Vec<Option<f64>>> {
     let Some(preset) = model.find("preset_out_bias")? else { return Ok(Vec::new()) };
     let Some(energy) = preset.find("energy")? else { return Ok(Vec::new()) };
-    energy.list(|item| match item.node {
-        Node::Null => Ok(None),
-        _ => match item.array()?.to_f64()[..] {
-            [x] => Ok(Some(x)),
-            _ => Err(item.wanted("one number")),
-        },
-    })
+    numbers_or_null(&energy)
 }
 
 fn read_pairs(place: &Place, key: &str, n_types: usize) -> Result<Vec<(usize, usize)>> {

@@ -256,8 +256,13 @@ fn what_is_not_supported_is_named() {
         ),
         (
             "model.pair_exclude_types",
-            Node::List(vec![vec![0usize, 1].into()]),
-            "model.pair_exclude_types: pair_exclude_types is not supported yet",
+            Node::List(vec![vec![0usize, 5].into()]),
+            "model.pair_exclude_types[0]: wanted two types below 2",
+        ),
+        (
+            "model.fitting.exclude_types",
+            vec![0usize].into(),
+            "model.fitting: a fitting net that excludes other types than the model is not supported yet",
         ),
         (
             "model.fitting.mixed_types",

@@ -54,8 +54,9 @@ fn pairs_tree(pairs: &[(usize, usize)]) -> Node {
     Node::List(pairs.iter().map(|&(a, b)| Node::from(vec![a, b])).collect())
 }
 
+/// A list of one number for each type: arrays have their place among the variables.
 fn preset_tree(preset: &[Option<f64>]) -> Node {
-    let number = |x: &f64| numbers(Precision::Float64, vec![1], &[*x]);
+    let number = |&x: &f64| Node::List(vec![x.into()]);
     match preset {
         [] => Node::Null,
         _ => {

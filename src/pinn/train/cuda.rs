@@ -1,4 +1,4 @@
-//! Training a PiNet on a GPU: parameters, structures and the whole step live there; the host replays recorded steps.
+//! A PiNet on a GPU, as the learner there sees it.
 
 use super::learner::{Evaluation, metrics_over_ranks};
 use super::structures::{Nothing, Structure, Structures};
@@ -8,55 +8,55 @@ use crate::engine::pinet::cuda::core::{Core, LossTerms, Resident, turn_of};
 use crate::engine::pinet::cuda::layout::{Clipping, Status, Turn as Numbers};
 use crate::engine::pinet::cuda::shape::{Class, Shape, supports};
 use crate::engine::pinet::cuda::{bring, program};
-use crate::error::ErrorKind;
-use crate::gpu::{Buffer, Device, Event, Numbers as Kind, Pinned};
-use crate::loss::Cost;
+use crate::gpu::{Device, Numbers as Kind, Pinned};
 use crate::loss::pinn::{PinnLoss, PinnLossValue, PinnMetrics};
 use crate::model::dp::options::Precision;
 use crate::model::pinet::PinetModel;
 use crate::model::pinet::options::ModelOptions;
 use crate::optim::keras_adam::{Clip, KerasAdamOptions, KerasRules};
 use crate::optim::{OptimizerChoice, moments};
-use crate::report::profile::{Phase, Profiler};
-use crate::sample::Queue;
+use crate::sample::{Batch, Queue};
+use crate::train::family::Now;
+use crate::train::gpu_learner::{self, Asked, GpuFamily, GpuLearner, GpuLearnerOptions, OnDevice, Steps};
 use crate::train::gpu_sum::Sum;
-use crate::train::learner::{Learner, Snapshot, StepReport, Turn};
-use crate::train::replay::Recordings;
 use crate::train::team::Team;
 use crate::{Result, bail, err};
-use serde_json::Value;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Steps that the host may be ahead of the device.
-const AHEAD: usize = 16;
-/// Steps between looks at the device's status.
-const LOOK_EVERY: u64 = 128;
 /// Recorded steps that are kept; batches of more classes than these are started kernel by kernel.
 const MOST_GRAPHS: usize = 64;
 
 /// What is kept of a structure's place: of the training set, or of the evaluation set.
 type Key = (bool, usize, usize);
 
-/// Trains a PiNet on a GPU.
-pub struct PinnCudaLearner {
+/// A PiNet on a GPU, with the queue in front of it and the evaluation set beside it.
+pub struct PinetOnGpu {
     core: Core,
     loss: Arc<PinnLoss>,
     /// The one optimiser that the kernels have; its moments are on the device.
     adam: KerasRules,
-    sum: Sum,
-    stall_timeout: Duration,
     queue: Queue<Nothing, Structures>,
     evaluation: Option<Evaluation>,
     residents: HashMap<Key, Resident>,
     /// The generation of the store that `residents` are of.
     held: u64,
-    ring: Vec<(Pinned, Event)>,
-    next: usize,
-    bytes: Vec<u8>,
-    recordings: Recordings<Class>,
+}
+
+/// Structures on the device.
+pub struct Places {
+    structures: Vec<Resident>,
+    /// The force components that count; `None`: all.
+    chosen: Option<Vec<bool>>,
+}
+
+impl Places {
+    fn class(&self) -> Class {
+        let sum = |n: fn(&Resident) -> u32| self.structures.iter().map(|s| n(s) as usize).sum();
+        Class::of(self.structures.len(), sum(|s| s.n_atoms), sum(|s| s.n_pairs))
+    }
 }
 
 /// What is on the GPU before the first step, and how the gradients of all GPUs are added up.
@@ -137,33 +137,39 @@ fn check(device: &Device, model: &PinetModel) -> Result<()> {
     })
 }
 
-impl PinnCudaLearner {
-    pub fn new(
-        on_gpu: OnGpu,
+impl OnGpu {
+    /// The learner with what was brought to the GPU.
+    pub fn learner(
+        self,
+        team: &mut Team,
         loss: Arc<PinnLoss>,
         stall_timeout: Duration,
         queue: Queue<Nothing, Structures>,
         evaluation: Option<Evaluation>,
-    ) -> Self {
-        let OnGpu { core, sum, adam } = on_gpu;
-        let held = core.store.generation;
-        PinnCudaLearner {
+    ) -> Result<GpuLearner<PinetOnGpu>> {
+        let OnGpu { core, sum, adam } = self;
+        let options = GpuLearnerOptions {
+            draws: 1,
+            wants_norm: true, // it is made to cut gradients down
+            step_bytes: core.turn_address().1,
+            most_recordings: MOST_GRAPHS,
+            under_way: None,
+            stall_timeout,
+        };
+        let network = PinetOnGpu {
+            held: core.store.generation,
             core,
             loss,
             adam: KerasRules::new(adam),
-            sum,
-            stall_timeout,
             queue,
             evaluation,
             residents: HashMap::new(),
-            held,
-            ring: Vec::new(),
-            next: 0,
-            bytes: Vec::new(),
-            recordings: Recordings::new(MOST_GRAPHS, &|name| std::env::var(name).ok()),
-        }
+        };
+        GpuLearner::new(team, network, sum, options)
     }
+}
 
+impl PinetOnGpu {
     /// Where the structures of a batch lie, after those that are absent were brought.
     fn places(&mut self, batch: &[(Key, &Structure)]) -> Result<Vec<Resident>> {
         let mut places = Vec::with_capacity(batch.len());
@@ -198,196 +204,158 @@ impl PinnCudaLearner {
         self.places(batch)
     }
 
-    /// Sends the numbers of a batch ahead of it, without waiting for the device unless it is far behind.
-    fn send(
-        &mut self,
-        numbers: Numbers,
-        batch: &[Resident],
-        chosen: Option<&[bool]>,
-        team: &mut Team,
-    ) -> Result<Arc<Shape>> {
-        let class = turn_of(numbers, batch, chosen, &mut self.bytes);
-        // A new kind of batch may need memory that steps under way still use.
-        if !self.core.knows(&class) {
-            self.wait(team)?;
-        }
-        let shape = self.core.shape(class)?;
-        let device = self.core.device.clone();
-        let at = self.next % AHEAD;
-        if self.ring.len() <= at {
-            self.ring.push((Pinned::new(&device, 2 * self.bytes.len())?, Event::new(&device)?));
-        } else {
-            self.sum.wait_for(&self.ring[at].1, team, self.stall_timeout)?;
-            if self.ring[at].0.size() < self.bytes.len() {
-                self.ring[at].0 = Pinned::new(&device, 2 * self.bytes.len())?;
-            }
-        }
-        let (pinned, event) = &mut self.ring[at];
-        let (to, room) = self.core.turn_address();
-        assert!(self.bytes.len() <= room, "room was made for the turn of this shape");
-        // SAFETY: the last copy from this piece is over; it is written again after the event below.
-        unsafe {
-            pinned.bytes_mut()[..self.bytes.len()].copy_from_slice(&self.bytes);
-            pinned.copy_to(device.stream(), to, 0, self.bytes.len())?;
-        }
-        event.record(device.stream())?;
-        self.next += 1;
-        Ok(shape)
-    }
-
-    /// The gradient of a batch, and the update unless the host adds gradients up.
-    fn work(&self, shape: &Shape) -> Result<()> {
-        // SAFETY: the turn of a batch of this shape was sent.
-        unsafe {
-            self.core.first_pass(shape)?;
-            self.core.loss(shape)?;
-            self.core.second_pass(shape)?;
-        }
-        match &self.sum {
-            Sum::Host(_) => return Ok(()),
-            Sum::Alone => {}
-            Sum::Nccl(comm) => {
-                comm.sum(&self.core.grad, self.core.n_params() + 1)?;
-                self.core.mean()?;
-            }
-        }
-        self.core.update(clipping(self.adam.options.clip))
-    }
-
-    /// Does recorded work, or records it when it is done for the second time.
-    fn replay(&mut self, shape: &Shape) -> Result<()> {
-        let mut recordings = std::mem::take(&mut self.recordings);
-        let (device, generation) = (&self.core.device, self.core.generation);
-        // SAFETY: memory that moves counts the generation on; the turn of this batch was sent.
-        let done = unsafe { recordings.replay(device, shape.class, generation, || self.work(shape)) };
-        self.recordings = recordings;
-        done
-    }
-
-    /// The mean over ranks, through the host, and the update with it.
-    fn mean(&mut self, team: &mut Team, stop: bool) -> Result<bool> {
-        let Sum::Host(sum) = &mut self.sum else { return Ok(stop) };
-        let read = self.core.grad.read(0, sum.place(0));
-        team.agree(read)?;
-        sum.add(0);
-        let (grad, stop) = sum.mean(team, stop)?;
-        self.core.grad.write(0, grad)?;
-        self.core.update(clipping(self.adam.options.clip))?;
-        Ok(stop)
-    }
-
-    /// Waits for all steps.
-    fn wait(&mut self, team: &mut Team) -> Result<()> {
-        self.sum.wait(&self.core.device, team, self.stall_timeout)
-    }
-
-    /// What the device found out: the norm of the gradient, and whether a rank wishes to stop.
-    fn judge(&self) -> Result<Status> {
-        let status = self.core.status()?;
-        if status.bad_step > 0 {
-            let step = status.bad_step;
-            return Err(err!("the loss of step {step} is not a number: the parameters have diverged")
-                .of_kind(ErrorKind::Diverged));
-        }
-        Ok(status)
-    }
-
-    /// The loss of the last batch.
-    fn value(&self, batch: &[Resident]) -> Result<PinnLossValue> {
-        let atoms = batch.iter().map(|s| s.n_atoms as usize).sum();
-        Ok(self.loss.value_of(&self.core.values()?, batch.len(), atoms))
-    }
-
     /// The errors of this rank's share of the evaluation set.
-    fn own_errors(&mut self, team: &mut Team) -> Result<PinnMetrics> {
+    fn own_errors(&mut self, steps: &mut Steps, team: &mut Team) -> Result<PinnMetrics> {
         let mut metrics = PinnMetrics::default();
         let Some(evaluation) = &self.evaluation else { return Ok(metrics) };
         let (batches, count) = (evaluation.batches.clone(), evaluation.count);
         for k in (team.rank()..count).step_by(team.size()) {
             let batch = batches.batch(k)?;
             let keyed: Vec<_> = batch.iter().enumerate().map(|(n, s)| ((true, k, n), s)).collect();
-            let places = self.places(&keyed)?;
             let chosen = self.loss.chosen_forces(batch.iter().map(|s| &s.labels), 0, 0);
-            let shape = self.send(Numbers::default(), &places, chosen.as_deref(), team)?;
-            // SAFETY: the turn of this batch was sent.
-            unsafe {
-                self.core.first_pass(&shape)?;
-                self.core.loss(&shape)?;
-            }
-            metrics.add(&self.value(&places)?);
+            let places = Places { structures: self.places(&keyed)?, chosen };
+            metrics.add(&steps.errors(self, &places, 0.0, team)?);
         }
         Ok(metrics)
     }
 }
 
-impl Learner for PinnCudaLearner {
-    fn step(&mut self, turn: &Turn, team: &mut Team, profiler: &Profiler) -> Result<StepReport> {
-        let batch = profiler.time(Phase::DataWait, || self.queue.next())?;
-        let span = profiler.span(Phase::Forward);
+impl gpu_learner::Status for Status {
+    fn bad_step(&self) -> u32 {
+        self.bad_step
+    }
+
+    fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    fn stop(&self) -> f64 {
+        self.stop
+    }
+}
+
+impl GpuFamily for PinetOnGpu {
+    type Drawn = Batch<Nothing, Structures>;
+    type Batch = Places;
+    type Shape = Shape;
+    type Kind = Class;
+    type Status = Status;
+    type Value = PinnLossValue;
+
+    fn on_device(&self) -> OnDevice<'_, Status> {
+        OnDevice {
+            device: &self.core.device,
+            params: &self.core.params,
+            grad: &self.core.grad,
+            status: &self.core.status,
+            n_params: self.core.n_params(),
+            generation: self.core.generation,
+        }
+    }
+
+    fn optimizer_state(&self) -> Result<Arrays> {
+        let mut saved = [0; 2].map(|_| vec![0.0; self.core.n_params()]);
+        self.core.moments.iter().zip(&mut saved).try_for_each(|(buffer, x)| buffer.read(0, x))?;
+        Ok(moments::named(saved))
+    }
+
+    fn draw(&mut self) -> Result<Self::Drawn> {
+        self.queue.next()
+    }
+
+    fn place(
+        &mut self,
+        batch: Self::Drawn,
+        now: &Now,
+        _wait: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Places> {
         let keyed: Vec<_> = (batch.frames.iter())
             .flat_map(|f| (f.frame.0.iter().enumerate()).map(move |(n, s)| ((false, f.id.frame, n), s)))
             .collect();
-        let places = self.places(&keyed)?;
-        let rule = self.adam.at(turn.step, turn.rate.scaled);
-        let numbers = Numbers {
-            rate: rule.rate,
-            epsilon: rule.epsilon,
-            gain: rule.gain,
-            step: turn.step as u32,
-            count: team.size() as f64,
-            stop: f64::from(u8::from(turn.stop)),
-            dropped: self.loss.dropped(turn.step),
-            ..Numbers::default()
-        };
         let labels = keyed.iter().map(|(_, structure)| &structure.labels);
-        let chosen = self.loss.chosen_forces(labels, turn.step, team.rank() as u64);
-        let shape = self.send(numbers, &places, chosen.as_deref(), team)?;
-        self.replay(&shape)?;
-        drop(span);
-        let mut stop = profiler.time(Phase::Communication, || self.mean(team, turn.stop))?;
-        let span = profiler.span(Phase::Optimizer);
-        let mut report = StepReport { values: Vec::new(), gradient_norm: f64::NAN, stop: false };
-        let mut wish = 0.0;
-        if turn.wants_values || turn.step % LOOK_EVERY == LOOK_EVERY - 1 {
-            self.wait(team)?;
-            let status = self.judge()?;
-            wish = status.stop;
-            if turn.wants_values {
-                report.gradient_norm = status.norm;
-                report.values.push(self.value(&places)?.into_shown());
-            }
-        }
-        if self.sum.is_joined(team) {
-            // All ranks read the same sum at the same step.
-            stop = wish > 0.0;
-        }
-        drop(span);
-        report.stop = stop;
-        Ok(report)
+        let chosen = self.loss.chosen_forces(labels, now.step, now.rank as u64);
+        Ok(Places { structures: self.places(&keyed)?, chosen })
     }
 
-    fn validate(&mut self, team: &mut Team, _display: u64, _lr: f64) -> Result<Vec<f64>> {
+    fn knows(&self, batch: &Places) -> bool {
+        self.core.knows(&batch.class())
+    }
+
+    fn shape(&mut self, batch: &Places) -> Result<Arc<Shape>> {
+        self.core.shape(batch.class())
+    }
+
+    fn kind(&self, shape: &Shape) -> Class {
+        shape.class
+    }
+
+    fn numbers(&mut self, bytes: &mut Vec<u8>, batch: &Places, asked: &Asked) {
+        let numbers = match asked {
+            Asked::Step { turn, count, .. } => {
+                let rule = self.adam.at(turn.step, turn.rate.scaled);
+                Numbers {
+                    rate: rule.rate,
+                    epsilon: rule.epsilon,
+                    gain: rule.gain,
+                    step: turn.step as u32,
+                    count: *count,
+                    stop: f64::from(u8::from(turn.stop)),
+                    dropped: self.loss.dropped(turn.step),
+                    ..Numbers::default()
+                }
+            }
+            Asked::Errors { .. } => Numbers::default(),
+        };
+        turn_of(numbers, &batch.structures, batch.chosen.as_deref(), bytes);
+    }
+
+    unsafe fn send(&self, from: &Pinned, _place: usize, bytes: usize) -> Result<()> {
+        let (to, room) = self.core.turn_address();
+        assert!(bytes <= room, "room was made for the turn of this shape");
+        // SAFETY: inside the turn, which steps before this one in the stream have read by then; the rest is the caller's word.
+        unsafe { from.copy_to(self.core.device.stream(), to, 0, bytes) }
+    }
+
+    unsafe fn first_pass(&self, shape: &Shape) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe {
+            self.core.first_pass(shape)?;
+            self.core.loss(shape)
+        }
+    }
+
+    unsafe fn gradient(&self, shape: &Shape) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe {
+            self.first_pass(shape)?;
+            self.core.second_pass(shape)
+        }
+    }
+
+    fn after_sum(&self) -> Result<()> {
+        self.core.mean()
+    }
+
+    fn update(&self, _wants_norm: bool) -> Result<()> {
+        self.core.update(clipping(self.adam.options.clip))
+    }
+
+    fn value(&self, batch: &Places, _asked: &Asked) -> Result<PinnLossValue> {
+        let atoms = batch.structures.iter().map(|s| s.n_atoms as usize).sum();
+        Ok(self.loss.value_of(&self.core.values()?, batch.structures.len(), atoms))
+    }
+
+    fn validate(
+        &mut self,
+        steps: &mut Steps,
+        team: &mut Team,
+        _display: u64,
+        _rate: f64,
+    ) -> Result<Vec<f64>> {
         let Some(names) = self.evaluation.as_ref().map(|e| e.names.clone()) else { return Ok(Vec::new()) };
-        self.wait(team)?;
-        let local = self.own_errors(team);
+        let local = self.own_errors(steps, team);
         let metrics = team.agree(local)?;
         metrics_over_ranks(team, metrics, &names)
-    }
-
-    fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot> {
-        self.wait(team)?;
-        self.judge()?;
-        let read = |buffer: &Buffer<f64>| -> Result<Vec<f64>> {
-            let mut values = vec![0.0; self.core.n_params()];
-            buffer.read(0, &mut values)?;
-            Ok(values)
-        };
-        let [first, second] = &self.core.moments;
-        Ok(Snapshot {
-            params: read(&self.core.params)?,
-            optimizer: moments::named([read(first)?, read(second)?]),
-            engine: Value::Null,
-        })
     }
 }
 

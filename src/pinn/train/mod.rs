@@ -35,7 +35,7 @@ use crate::train::team::Team;
 use crate::{bail, err};
 pub use options::TrainArgs;
 
-use cuda::{OnGpu, PinnCudaLearner};
+use cuda::OnGpu;
 use early_stop::EarlyStop;
 use journal::PinnJournal;
 use learner::{Evaluation, MetricNames, Pinet};
@@ -295,8 +295,7 @@ fn learner(
         Evaluation { batches, count, names: names.clone() }
     });
     if let Some(on_gpu) = on_gpu {
-        let learner = PinnCudaLearner::new(on_gpu, loss.clone(), STALL_TIMEOUT, queue, evaluation);
-        return Ok(Box::new(learner));
+        return Ok(Box::new(on_gpu.learner(team, loss.clone(), STALL_TIMEOUT, queue, evaluation)?));
     }
     let engine = match setup.params.precision {
         Precision::Float64 => boxed(PinetCpu::<f64>::new(model.clone(), threads, forces)),

@@ -3,9 +3,8 @@
 use super::super::setup::Setup;
 use super::super::team::Team;
 use super::super::validate;
-use super::CudaLearner;
+use super::{DeepPotentialOnGpu, Steps};
 use crate::Result;
-use crate::engine::cuda::core::PLACES;
 use crate::engine::cuda::frame::HostFrame;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
 use std::collections::HashMap;
@@ -42,13 +41,14 @@ pub(super) fn validation_slots(setup: &Setup) -> usize {
     data.systems.iter().map(|s| s.n_frames).sum::<usize>().min(VALIDATION_SLOTS.max(largest))
 }
 
-impl CudaLearner {
+impl DeepPotentialOnGpu {
     /// Errors of the validation batches of this rank: number, atoms, values.
     pub(super) fn own_batches(
         &mut self,
+        steps: &mut Steps,
         team: &mut Team,
         display: u64,
-        lr: f64,
+        rate: f64,
     ) -> Result<Vec<(u64, f64, Vec<f64>)>> {
         let Some(validation) = &self.validation else { return Ok(Vec::new()) };
         let batches = self.setup.input.training.numb_btch as u64;
@@ -63,14 +63,7 @@ impl CudaLearner {
             let ids: Vec<_> =
                 draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
             let slots = self.validation_slots(&ids)?;
-            let shape = self.core.shape(&slots)?;
-            let mut numbers = self.turn(0, lr, 0.0, &slots, PLACES - 1);
-            numbers.count = 0.0; // nothing is learnt here
-            self.send(&numbers, &slots, team)?;
-            // SAFETY: the numbers of this batch were sent.
-            unsafe { self.core.first_pass(&shape)? };
-            self.sent()?;
-            let value = self.values_at(PLACES - 1)?;
+            let value = steps.errors(self, &slots, rate, team)?;
             let atoms = slots.iter().map(|&s| self.core.store.facts(s as usize).shape.n_atoms).sum::<usize>();
             out.push((batch, atoms as f64, validate::shown(&value)));
         }

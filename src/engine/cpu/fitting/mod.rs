@@ -10,13 +10,14 @@ mod rows;
 mod schedule;
 
 use super::dense::{
-    Accumulate, Meanwhile, Strided, product, product_into, product_meanwhile, product_turned_into, turn_into,
+    Accumulate, Meanwhile, Strided, product, product_into, product_meanwhile, product_transposed_into,
+    transpose_into,
 };
 use super::elementwise::{add, axpy, dot};
 use super::pool::{Field, Parts, Pool};
 use super::real::Real;
 use super::scratch::scratch;
-use super::simd::{ask, multiversion};
+use super::simd::{multiversion, prefetch};
 use crate::engine::Take;
 use crate::model::activation::Activation;
 use crate::model::net::{LayerShape, NetShape};
@@ -242,7 +243,7 @@ impl<T: Real> Fitting<T> {
             let de_z = layer.dz.at(n * n_out + start);
             rows::energy_seeds(extent, layer.jets(start), layer.de_y.at(start), de_z, w, &columns.scale);
             // SAFETY: as above.
-            unsafe { turn_into(layer.dz_t.at(col * n + row), n, de_z, n_out, rows, cols) };
+            unsafe { transpose_into(layer.dz_t.at(col * n + row), n, de_z, n_out, rows, cols) };
         }
     }
 
@@ -278,7 +279,7 @@ impl<T: Real> Fitting<T> {
             };
             let a = Strided { data: w, row: n_out, col: 1 };
             let dz_t = state.layers[l].dz_t.read(row, n_out * state.n - row);
-            product_turned_into(dx, width, a, dz_t, state.n, cols, rows, n_out);
+            product_transposed_into(dx, width, a, dz_t, state.n, cols, rows, n_out);
         }
     }
 
@@ -320,7 +321,7 @@ impl<T: Real> Fitting<T> {
         let de_z = below.dz.at(n * width + start);
         rows::energy_adjoint(extent, below.jets(start), dx.at(start), de_z, &columns.scale, shortcuts);
         // SAFETY: as above.
-        unsafe { turn_into(below.dz_t.at(col * n + row), n, de_z, width, rows, cols) };
+        unsafe { transpose_into(below.dz_t.at(col * n + row), n, de_z, width, rows, cols) };
     }
 
     /// Second pass, forward: the tangents of every layer, after the tangents of the inputs were filled in.
@@ -366,7 +367,7 @@ impl<T: Real> Fitting<T> {
             let chunk = row / row_chunk::<T>(l, self.n_hidden());
             // SAFETY: as above.
             unsafe {
-                turn_into(layer.dz_t.at(col * n + row), n, layer.dz.at(start), n_out, rows, cols);
+                transpose_into(layer.dz_t.at(col * n + row), n, layer.dz.at(start), n_out, rows, cols);
                 layer.keep_sums(&sums, chunk, n_out, col, cols);
             }
         }
@@ -473,7 +474,7 @@ impl<T: Real> Fitting<T> {
         let chunk = row / row_chunk::<T>(l - 1, self.n_hidden());
         // SAFETY: as above.
         unsafe {
-            turn_into(below.dz_t.at(col * n + row), n, below.dz.at(start), width, rows, cols);
+            transpose_into(below.dz_t.at(col * n + row), n, below.dz.at(start), width, rows, cols);
             below.keep_sums(&sums, chunk, width, col, cols);
         }
     }
@@ -550,9 +551,9 @@ multiversion! {
         for (r, out) in out.chunks_exact_mut(rows).enumerate() {
             let ahead = x.as_ptr().wrapping_add((r + AHEAD) * width);
             for line in (0..rows).step_by(64 / size_of::<T>()) {
-                ask(ahead.wrapping_add(line));
+                prefetch(ahead.wrapping_add(line));
             }
-            ask(ahead.wrapping_add(rows - 1));
+            prefetch(ahead.wrapping_add(rows - 1));
             let from = &x[r * width..r * width + rows];
             // Of a known length it is a few vectors and no call.
             match (<&mut [T; GRAD_ROWS]>::try_from(&mut *out), <&[T; GRAD_ROWS]>::try_from(from)) {

@@ -6,7 +6,7 @@
 
 use crate::engine::cpu::elementwise::{activate, add};
 use crate::engine::cpu::real::Real;
-use crate::engine::cpu::simd::{ask, ask_to_write, multiversion};
+use crate::engine::cpu::simd::{multiversion, prefetch, prefetch_to_write};
 use crate::model::activation::Activation;
 
 /// The most columns of a block.
@@ -60,7 +60,7 @@ const AHEAD: usize = 8;
 #[inline(always)]
 fn ask_row<T>(p: *const T, at: usize, n: usize) {
     for o in (0..n).step_by(64 / size_of::<T>()) {
-        ask(p.wrapping_add(at + o));
+        prefetch(p.wrapping_add(at + o));
     }
 }
 
@@ -68,7 +68,7 @@ fn ask_row<T>(p: *const T, at: usize, n: usize) {
 #[inline(always)]
 fn ask_row_to_write<T>(p: *const T, at: usize, n: usize) {
     for o in (0..n).step_by(64 / size_of::<T>()) {
-        ask_to_write(p.wrapping_add(at + o));
+        prefetch_to_write(p.wrapping_add(at + o));
     }
 }
 

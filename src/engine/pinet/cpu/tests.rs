@@ -1,63 +1,11 @@
 //! The CPU engine against the reference.
 
 use super::*;
-use crate::engine::pinet::reference::PinetReference;
-use crate::engine::pinet::reference::tests::{deviation, frame, networks, params, seeds};
-
-/// Batches of every kind: cells, clusters, one atom, no pairs, many atoms.
-fn batches(model: &PinetModel) -> Vec<Vec<PinetFrame>> {
-    let far = PinetFrame::new(model, &[1, 8], &[0.0, 0.0, 0.0, 50.0, 0.0, 0.0], None).unwrap();
-    vec![
-        vec![frame(model, 9, 1, true)],
-        vec![frame(model, 7, 2, false), frame(model, 1, 3, false), frame(model, 8, 4, true)],
-        vec![frame(model, 1, 5, false), far],
-        vec![frame(model, 1, 6, true)],
-        vec![frame(model, 40, 7, true), frame(model, 6, 8, false)],
-        // Enough structures for groups of whole ones; one atom alone among them.
-        (0..19).map(|k| frame(model, [7, 1, 12, 5][k % 4], 9 + k as u64, k % 3 > 0)).collect(),
-    ]
-}
-
-struct Results {
-    out: PinetPrediction,
-    grad: Vec<f64>,
-}
-
-fn results(engine: &mut dyn PinetEngine, params: &[f64], batch: &[&PinetFrame]) -> Results {
-    let mut out = PinetPrediction::default();
-    engine.evaluate(&mut out, params, batch);
-    let mut grad = vec![1.0; params.len()];
-    engine.backward(&mut grad, params, batch, &seeds(&out));
-    Results { out, grad }
-}
+use crate::engine::pinet::reference::tests::{Results, compare_all, frame, networks, params, results, seeds};
 
 fn compare<T: Real>(tolerance: f64) {
-    for (name, model) in networks() {
-        let params = params(&model);
-        for forces in [true, false] {
-            // One engine for all batches: what one leaves behind must not show in the next.
-            let mut engine = PinetCpu::<T>::new(model.clone(), 2, forces).unwrap();
-            let mut reference = PinetReference::new(model.clone(), forces);
-            for (k, frames) in batches(&model).iter().enumerate() {
-                let batch: Vec<&PinetFrame> = frames.iter().collect();
-                let want = results(&mut reference, &params, &batch);
-                let got = results(&mut engine, &params, &batch);
-                let all = [
-                    ("energy", deviation(&got.out.energy, &want.out.energy)),
-                    ("outputs", deviation(&got.out.atomic, &want.out.atomic)),
-                    ("force", deviation(&got.out.force, &want.out.force)),
-                    ("stress", deviation(got.out.stress.as_flattened(), want.out.stress.as_flattened())),
-                    ("gradient", deviation(&got.grad, &want.grad)),
-                ];
-                for (what, deviation) in all {
-                    assert!(
-                        deviation < tolerance,
-                        "{name}, batch {k}, forces {forces}: {what} off by {deviation}"
-                    );
-                }
-            }
-        }
-    }
+    let make = |model: &Arc<PinetModel>, forces| PinetCpu::<T>::new(model.clone(), 2, forces).unwrap();
+    compare_all(tolerance, make, |_, _, _, _| {});
 }
 
 #[test]

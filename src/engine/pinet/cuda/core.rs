@@ -69,7 +69,7 @@ pub struct Core {
     first: Buffer<u32>,
     variable: Buffer<u32>,
     squares: Buffer<f64>,
-    status: Buffer<Status>,
+    pub status: Buffer<Status>,
     values: Buffer<f64>,
     forces: bool,
     loss: Option<LossTerms>,
@@ -350,12 +350,6 @@ impl Core {
         let mut values = [0.0; VALUES];
         self.values.read(0, &mut values)?;
         Ok(values)
-    }
-
-    pub fn status(&self) -> Result<Status> {
-        let mut status = [Status::default()];
-        self.status.read(0, &mut status)?;
-        Ok(status[0])
     }
 
     pub fn n_params(&self) -> usize {

@@ -13,6 +13,70 @@ pub fn deviation(got: &[f64], want: &[f64]) -> f64 {
         / scale
 }
 
+/// Batches of every kind: cells, clusters, one atom, no pairs, many atoms.
+pub fn batches(model: &PinetModel) -> Vec<Vec<PinetFrame>> {
+    let far = PinetFrame::new(model, &[1, 8], &[0.0, 0.0, 0.0, 50.0, 0.0, 0.0], None).unwrap();
+    vec![
+        vec![frame(model, 9, 1, true)],
+        vec![frame(model, 7, 2, false), frame(model, 1, 3, false), frame(model, 8, 4, true)],
+        vec![frame(model, 1, 5, false), far],
+        vec![frame(model, 1, 6, true)],
+        vec![frame(model, 40, 7, true), frame(model, 6, 8, false)],
+        // Enough structures for groups of whole ones; one atom alone among them.
+        (0..19).map(|k| frame(model, [7, 1, 12, 5][k % 4], 9 + k as u64, k % 3 > 0)).collect(),
+    ]
+}
+
+/// What an engine says of a batch.
+#[derive(Debug, PartialEq)]
+pub struct Results {
+    pub out: PinetPrediction,
+    pub grad: Vec<f64>,
+}
+
+pub fn results(engine: &mut dyn PinetEngine, params: &[f64], batch: &[&PinetFrame]) -> Results {
+    let mut out = PinetPrediction::default();
+    engine.evaluate(&mut out, params, batch);
+    let mut grad = vec![1.0; params.len()];
+    engine.backward(&mut grad, params, batch, &seeds(&out));
+    Results { out, grad }
+}
+
+/// What differs from the reference by more than the tolerance, in all networks, batches and kinds of passes. `check` looks at the
+/// results of an engine as well.
+pub fn compare_all<E: PinetEngine>(
+    tolerance: f64,
+    make: impl Fn(&Arc<PinetModel>, bool) -> E,
+    check: impl Fn(&mut E, &[f64], &[&PinetFrame], Results),
+) {
+    let mut failures = Vec::new();
+    for (name, model) in networks() {
+        let params = params(&model);
+        for forces in [true, false] {
+            // One engine for all batches: what one leaves behind must not show in the next.
+            let mut engine = make(&model, forces);
+            let mut reference = PinetReference::new(model.clone(), forces);
+            for (k, frames) in batches(&model).iter().enumerate() {
+                let batch: Vec<&PinetFrame> = frames.iter().collect();
+                let want = results(&mut reference, &params, &batch);
+                let got = results(&mut engine, &params, &batch);
+                let all = [
+                    ("energy", deviation(&got.out.energy, &want.out.energy)),
+                    ("outputs", deviation(&got.out.atomic, &want.out.atomic)),
+                    ("force", deviation(&got.out.force, &want.out.force)),
+                    ("stress", deviation(got.out.stress.as_flattened(), want.out.stress.as_flattened())),
+                    ("gradient", deviation(&got.grad, &want.grad)),
+                ];
+                let far = all.into_iter().filter(|(_, off)| off.is_nan() || *off > tolerance);
+                let told = |(what, off)| format!("{name}, batch {k}, forces {forces}: {what} off by {off:e}");
+                failures.extend(far.map(told));
+                check(&mut engine, &params, &batch, got);
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
 /// Small networks of every kind.
 pub(crate) fn networks() -> Vec<(&'static str, Arc<PinetModel>)> {
     let small = |version, kind| PinetOptions {

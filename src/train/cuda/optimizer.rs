@@ -1,0 +1,81 @@
+//! The optimisers that the kernels have; their state is on the device.
+
+use crate::Result;
+use crate::checkpoint::{Array, Arrays};
+use crate::engine::cuda::core::Core;
+use crate::engine::cuda::muon::MuonPlan;
+use crate::optim::adam::AdamOptions;
+use crate::optim::muon::{self, MuonOptions};
+use crate::optim::{moments, restored};
+use crate::train::setup::Setup;
+
+pub enum DeviceOptimizer {
+    Adam(AdamOptions),
+    /// HybridMuon, and Adam for what is no matrix.
+    Muon {
+        plan: MuonPlan,
+        adam: AdamOptions,
+    },
+}
+
+impl DeviceOptimizer {
+    /// That of the input; `None`: the kernels do not have it.
+    pub fn find(setup: &Setup) -> Option<DeviceOptimizer> {
+        if let Some(&adam) = setup.input.optimizer.options::<AdamOptions>() {
+            return Some(DeviceOptimizer::Adam(adam));
+        }
+        let muon = setup.input.optimizer.options::<MuonOptions>()?;
+        let plan = muon.on_device(&setup.model.table)?;
+        let [beta1, beta2] = muon.adam_betas;
+        let adam = AdamOptions { beta1, beta2, weight_decay: 0.0, decoupled: false };
+        Some(DeviceOptimizer::Muon { plan, adam })
+    }
+
+    /// What is no matrix moves by it.
+    pub fn adam(&self) -> &AdamOptions {
+        match self {
+            DeviceOptimizer::Adam(adam) | DeviceOptimizer::Muon { adam, .. } => adam,
+        }
+    }
+
+    /// Whether an update may be made of pieces of the gradient, beside the rest of the step.
+    pub fn takes_pieces(&self) -> bool {
+        matches!(self, DeviceOptimizer::Adam(_))
+    }
+
+    /// Makes room on the device.
+    pub fn prepare(&self, core: &mut Core) -> Result<()> {
+        match self {
+            DeviceOptimizer::Adam(_) => Ok(()),
+            DeviceOptimizer::Muon { plan, .. } => core.use_muon(plan),
+        }
+    }
+
+    pub fn restore(&self, core: &Core, saved: &Arrays) -> Result<()> {
+        let (n, means) = (core.network.n_params, &core.network.moments);
+        let (DeviceOptimizer::Muon { plan, .. }, Some(alignment)) = (self, core.alignment()) else {
+            let found = moments::find(saved, n)?;
+            return means.iter().zip(found).try_for_each(|(buffer, x)| buffer.write(0, x));
+        };
+        let buffers = [(&means[0], n), (&means[1], n), (alignment, plan.matrices.len())];
+        for (name, (buffer, n)) in muon::NAMES.into_iter().zip(buffers) {
+            let mut numbers = vec![0.0; n];
+            restored(saved, name, &mut numbers)?;
+            buffer.write(0, &numbers)?;
+        }
+        Ok(())
+    }
+
+    pub fn save(&self, core: &Core) -> Result<Arrays> {
+        let mut saved = [0; 2].map(|_| vec![0.0; core.network.n_params]);
+        core.network.moments.iter().zip(&mut saved).try_for_each(|(buffer, x)| buffer.read(0, x))?;
+        let (DeviceOptimizer::Muon { plan, .. }, Some(alignment)) = (self, core.alignment()) else {
+            return Ok(moments::named(saved));
+        };
+        let mut agreed = vec![0.0; plan.matrices.len()];
+        alignment.read(0, &mut agreed)?;
+        let [first, second] = saved;
+        let arrays = muon::NAMES.into_iter().zip([first, second, agreed]);
+        Ok(arrays.map(|(name, x)| (name.to_string(), Array::F64(x))).collect())
+    }
+}
