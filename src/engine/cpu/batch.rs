@@ -7,7 +7,7 @@ use super::Seeds;
 use super::chebyshev::Plan;
 use super::direct::Atom;
 use super::fitting::fold::Fold;
-use super::frame::CpuFrame;
+use super::frame::FramesOfPart;
 use super::real::Real;
 use crate::model::dp::Dp;
 use std::ops::Range;
@@ -55,7 +55,7 @@ fn running_sum(sums: &mut Vec<usize>, sizes: impl Iterator<Item = usize>) {
 
 impl Layout {
     /// Arranges a batch.
-    pub fn arrange<T: Real>(&mut self, model: &Dp, frames: &[&CpuFrame<T>], plan: Option<&Plan>) {
+    pub fn arrange<T: Real>(&mut self, model: &Dp, frames: FramesOfPart<T>, plan: Option<&Plan>) {
         self.cut(model, frames);
         self.by_series.clear();
         self.by_series.extend(frames.iter().map(|frame| plan.is_some_and(|plan| frame.covered_by(plan))));
@@ -71,7 +71,7 @@ impl Layout {
     }
 
     /// Cuts the rows into segments, and these into blocks.
-    fn cut<T: Real>(&mut self, model: &Dp, frames: &[&CpuFrame<T>]) {
+    fn cut<T: Real>(&mut self, model: &Dp, frames: FramesOfPart<T>) {
         self.segments.clear();
         self.blocks.clear();
         self.group_sizes.clear();
@@ -124,7 +124,7 @@ pub struct Batch<'a, T> {
     pub model: &'a Dp,
     pub inputs: Inputs,
     pub params: &'a [f64],
-    pub frames: &'a [&'a CpuFrame<T>],
+    pub frames: FramesOfPart<'a, T>,
     pub plan: Option<&'a Plan>,
     pub layout: &'a Layout,
 }
@@ -136,7 +136,7 @@ impl<T: Real> Batch<'_, T> {
         out.iter_mut().for_each(Vec::clear);
         for s in &self.layout.segments {
             for r in s.local..s.local + s.n {
-                let atom = self.layout.first_atom[s.frame] + self.frames[s.frame].order[r] as usize;
+                let atom = self.layout.first_atom[s.frame] + self.frames.at(s.frame).order[r] as usize;
                 out[s.center].push(seeds.dl_energy[s.frame] + seeds.dl_atom_energy[atom]);
             }
         }
@@ -148,7 +148,7 @@ impl<T: Real> Batch<'_, T> {
         out.resize(self.model.n_types(), Vec::new());
         out.iter_mut().for_each(Vec::clear);
         for s in &self.layout.segments {
-            let rows = &self.frames[s.frame].extra[s.local * n_extra..(s.local + s.n) * n_extra];
+            let rows = &self.frames.at(s.frame).extra[s.local * n_extra..(s.local + s.n) * n_extra];
             out[s.center].extend(rows.iter().map(|x| x.to_f64()));
         }
     }
@@ -158,7 +158,7 @@ impl<T: Real> Batch<'_, T> {
         Atom {
             model: self.model,
             params: self.params,
-            frame: self.frames[block.frame],
+            frame: self.frames.at(block.frame),
             row: block.local + k,
             center: block.center,
         }
@@ -166,7 +166,7 @@ impl<T: Real> Batch<'_, T> {
 
     /// The pairs of all atoms of a block, by their place in the frame.
     pub fn pairs(&self, block: &Segment) -> Range<usize> {
-        let (frame, n_types) = (self.frames[block.frame], self.model.n_types());
+        let (frame, n_types) = (self.frames.at(block.frame), self.model.n_types());
         frame.pairs(block.local, 0, n_types).start
             ..frame.pairs(block.local + block.n - 1, n_types - 1, n_types).end
     }

@@ -118,7 +118,7 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
         }
         // SAFETY: as above.
         let x = unsafe { inputs[block.center].part(batch.place(block) * width, block.n * width) };
-        let extra = &batch.frames[block.frame].extra[block.local * n_extra..];
+        let extra = &batch.frames.at(block.frame).extra[block.local * n_extra..];
         for k in 0..block.n {
             let x = &mut x[k * width..(k + 1) * width];
             map.forward(&mut x[batch.inputs.range()], &a[k * stride..(k + 1) * stride]);
@@ -142,7 +142,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
     let (a, de_a, c_t, cut) = (&buffers.a, Parts::new(&mut buffers.de_a), &buffers.c_t, &buffers.cut);
     pool.run(blocks.len(), |b| {
         let block = &blocks[b];
-        let frame = batch.frames[block.frame];
+        let frame = batch.frames.at(block.frame);
         // SAFETY: each block has its own rows.
         let de_a = unsafe { de_a.part(block.row * stride, block.n * stride) };
         let de_x = &fitting.de_input(block.center)[batch.place(block) * width..];
@@ -185,11 +185,11 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
 /// Sums up energies, always in the same order; forces and virials become zero.
 pub fn energies<T: Real>(out: &mut Prediction, batch: &Batch<T>, fitting: &Fitting<T>, vacuum: &Vacuum) {
     let layout = batch.layout;
-    let n_atoms = layout.first_atom[batch.frames.len()];
+    let n_atoms = layout.first_atom[batch.frames.n_frames()];
     out.energy.clear();
-    out.energy.resize(batch.frames.len(), 0.0);
+    out.energy.resize(batch.frames.n_frames(), 0.0);
     out.virial.clear();
-    out.virial.resize(batch.frames.len(), [0.0; 9]);
+    out.virial.resize(batch.frames.n_frames(), [0.0; 9]);
     out.atom_energy.clear();
     out.atom_energy.resize(n_atoms, 0.0);
     out.force.clear();
@@ -199,7 +199,7 @@ pub fn energies<T: Real>(out: &mut Prediction, batch: &Batch<T>, fitting: &Fitti
         for (k, e) in energy[..s.n].iter().enumerate() {
             let vacuum = vacuum.energy(s.center, batch.place(s) + k);
             let e = e.to_f64() - vacuum + batch.model.stats.bias[s.center];
-            let atom = batch.frames[s.frame].order[s.local + k] as usize;
+            let atom = batch.frames.at(s.frame).order[s.local + k] as usize;
             out.atom_energy[layout.first_atom[s.frame] + atom] = e;
             out.energy[s.frame] += e;
         }
@@ -217,7 +217,7 @@ pub fn forces_add<T: Real>(pool: &Pool, out: &mut Prediction, batch: &Batch<T>, 
     let force = Parts::new(&mut out.force);
     pool.run(layout.atom_ranges.len(), |j| {
         let (f, atoms) = layout.atom_ranges[j].clone();
-        let frame = batch.frames[f];
+        let frame = batch.frames.at(f);
         let de_d = buffers.de_d.each_ref().map(|x| &x[layout.first_pair[f]..layout.first_pair[f + 1]]);
         // SAFETY: these are disjoint ranges of atoms.
         let force = unsafe { force.part(3 * (layout.first_atom[f] + atoms.start), 3 * atoms.len()) };
@@ -233,7 +233,7 @@ pub fn forces_add<T: Real>(pool: &Pool, out: &mut Prediction, batch: &Batch<T>, 
     // The pairs of an atom as a centre, row by row.
     pool.run(layout.blocks.len(), |b| {
         let block = &layout.blocks[b];
-        let frame = batch.frames[block.frame];
+        let frame = batch.frames.at(block.frame);
         let offset = layout.first_pair[block.frame];
         for r in block.local..block.local + block.n {
             let atom = layout.first_atom[block.frame] + frame.order[r] as usize;
@@ -351,7 +351,7 @@ pub fn tangent<T: Real>(
 
 /// `d_dot = u_j - u_i - dL/dvirial^T d` with `u = -dL/dF`, for the pairs of a block.
 fn direction<T: Real>(d_dot: &mut [&mut [T]; 3], batch: &Batch<T>, block: &Segment, seeds: &Seeds) {
-    let frame = batch.frames[block.frame];
+    let frame = batch.frames.at(block.frame);
     let n_types = batch.model.n_types();
     let first = batch.layout.first_atom[block.frame];
     let dl_force = &seeds.dl_force[3 * first..];

@@ -84,7 +84,7 @@ impl<T: Real> CutParts<'_, T> {
         let (ends, active) =
             unsafe { (self.ends.part(block.row * n, block.n * n), self.active.part(b * n, n)) };
         active.fill(false);
-        let frame = batch.frames[block.frame];
+        let frame = batch.frames.at(block.frame);
         let cuts = &self.cuts[block.center * n..(block.center + 1) * n];
         for (k, ends) in ends.chunks_exact_mut(n).enumerate() {
             let r = block.local + k;
@@ -135,7 +135,7 @@ impl<T: Real> CutBlock<'_, T> {
 
     /// Calls `work` with each row, panel and its pairs, for the panels that any atom of the block has.
     fn each_panel(&self, mut work: impl FnMut(usize, usize, Range<usize>)) {
-        let (frame, n_types) = (self.batch.frames[self.block.frame], self.batch.model.n_types());
+        let (frame, n_types) = (self.batch.frames.at(self.block.frame), self.batch.model.n_types());
         for (k, ends) in self.ends.chunks_exact(self.active.len()).enumerate() {
             for panel in self.panels() {
                 work(k, panel, frame.pairs_in(ends, self.plan, panel, self.block.local + k, n_types));
@@ -146,7 +146,7 @@ impl<T: Real> CutBlock<'_, T> {
     /// Q of the rows of the block.
     pub fn features(&self, q: &mut [T]) {
         let (model, terms) = (self.batch.model, self.plan.terms);
-        let (frame, rows) = (self.batch.frames[self.block.frame], rows_of(model, self.block.center));
+        let (frame, rows) = (self.batch.frames.at(self.block.frame), rows_of(model, self.block.center));
         match model.descriptor().form() {
             Form::Directions { .. } => {
                 let mut walk = Terms::default();
@@ -199,7 +199,7 @@ impl<T: Real> CutBlock<'_, T> {
     /// The change of Q along `d_dot` of the block's pairs.
     pub fn features_tangent(&self, q_dot: &mut [T], d_dot: [&[T]; 3]) {
         let terms = self.plan.terms;
-        let frame = self.batch.frames[self.block.frame];
+        let frame = self.batch.frames.at(self.block.frame);
         let rows = rows_of(self.batch.model, self.block.center);
         let first = self.batch.pairs(self.block).start;
         match self.batch.model.descriptor().form() {
@@ -269,7 +269,7 @@ impl<T: Real> CutBlock<'_, T> {
         let (m1, terms) = (self.batch.model.n_embed(), self.plan.terms);
         let (n, components) = (self.block.n, self.components());
         let form = self.batch.model.descriptor().form();
-        let frame = self.batch.frames[self.block.frame];
+        let frame = self.batch.frames.at(self.block.frame);
         let rows = rows_of(self.batch.model, self.block.center);
         let first = self.batch.pairs(self.block).start;
         let a = Strided { data: de_a, row: m1, col: 1 };

@@ -21,6 +21,39 @@ pub struct CpuFrames<T> {
     pub parts: Vec<CpuFrame<T>>,
 }
 
+/// The frames of a batch as one descriptor sees them.
+pub struct FramesOfPart<'a, T> {
+    batch: &'a [&'a CpuFrames<T>],
+    part: usize,
+}
+
+impl<T> Clone for FramesOfPart<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for FramesOfPart<'_, T> {}
+
+impl<'a, T> FramesOfPart<'a, T> {
+    pub fn new(batch: &'a [&'a CpuFrames<T>], part: usize) -> Self {
+        FramesOfPart { batch, part }
+    }
+
+    pub fn n_frames(&self) -> usize {
+        self.batch.len()
+    }
+
+    pub fn at(&self, frame: usize) -> &'a CpuFrame<T> {
+        &self.batch[frame].parts[self.part]
+    }
+
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a CpuFrame<T>> + use<'a, T> {
+        let part = self.part;
+        self.batch.iter().map(move |frame| &frame.parts[part])
+    }
+}
+
 /// A frame as one descriptor sees it. Row `r` is the r-th real atom when atoms are sorted by type.
 pub struct CpuFrame<T> {
     /// Atoms of the frame, virtual ones included.

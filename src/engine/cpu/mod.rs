@@ -39,7 +39,7 @@ use batch::Inputs;
 use chebyshev::Plan;
 use fitting::Fitting;
 use fitting::fold::Fold;
-use frame::{CpuFrame, CpuFrames, empty_slot};
+use frame::{CpuFrames, FramesOfPart, empty_slot};
 use laps::{Laps, Stage};
 use part::Part;
 use pool::Pool;
@@ -227,33 +227,33 @@ impl<T: Real> Engine for CpuEngine<T> {
             "a copy of the parameters"
         );
         let weights = T::viewed(params, &self.weights);
-        let frames = by_part(batch, self.parts.len());
-        for (part, frames) in self.parts.iter_mut().zip(&frames) {
-            part.arrange(params, frames, self.frozen);
+        let frames = |part| FramesOfPart::new(batch, part);
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            part.arrange(params, frames(k), self.frozen);
         }
         self.fitting.resize(&self.parts[0].layout.group_sizes);
         self.laps.lap(Stage::Series);
-        for (part, frames) in self.parts.iter_mut().zip(&frames) {
-            let (batch, buffers, _) = part.batch(params, frames);
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            let (batch, buffers, _) = part.batch(params, frames(k));
             blocks::describe(&self.pool, &batch, buffers, &mut self.fitting);
         }
         self.laps.lap(Stage::Describe);
         self.fitting.forward(&self.pool, weights);
-        let (first, ..) = self.parts[0].batch(params, &frames[0]);
+        let (first, ..) = self.parts[0].batch(params, frames(0));
         first.extra_inputs(&mut self.extra);
         self.vacuum.forward(&self.model, params, &self.extra);
         self.laps.lap(Stage::FittingForward);
         self.fitting.backward_input(&self.pool, weights);
         self.laps.lap(Stage::FittingBackward);
-        for (part, frames) in self.parts.iter_mut().zip(&frames) {
-            let (batch, buffers, _) = part.batch(params, frames);
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            let (batch, buffers, _) = part.batch(params, frames(k));
             blocks::differentiate(&self.pool, &batch, buffers, &self.fitting);
         }
         self.laps.lap(Stage::Differentiate);
-        let (first, ..) = self.parts[0].batch(params, &frames[0]);
+        let (first, ..) = self.parts[0].batch(params, frames(0));
         blocks::energies(out, &first, &self.fitting, &self.vacuum);
-        for (part, frames) in self.parts.iter_mut().zip(&frames) {
-            let (batch, buffers, _) = part.batch(params, frames);
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            let (batch, buffers, _) = part.batch(params, frames(k));
             blocks::forces_add(&self.pool, out, &batch, buffers);
         }
         self.laps.lap(Stage::Collect);
@@ -295,11 +295,6 @@ impl<T: Real> Engine for CpuEngine<T> {
     }
 }
 
-/// The frames of a batch as each descriptor sees them.
-fn by_part<'a, T>(batch: &[&'a CpuFrames<T>], n_parts: usize) -> Vec<Vec<&'a CpuFrame<T>>> {
-    (0..n_parts).map(|k| batch.iter().map(|frame| &frame.parts[k]).collect()).collect()
-}
-
 impl<T: Real> CpuEngine<T> {
     /// Adds the virial of each atom `[n_atoms, 9]` to `out`, after [`Engine::evaluate`] of this frame alone. What a pair brings
     /// belongs to the neighbour, as in DeePMD-kit.
@@ -324,25 +319,25 @@ impl<T: Real> CpuEngine<T> {
     fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrames<T>], seeds: &Seeds) {
         self.laps.start();
         let weights = T::viewed(params, &self.weights);
-        let frames = by_part(batch, self.parts.len());
-        for (part, frames) in self.parts.iter_mut().zip(&frames) {
-            let (batch, buffers, _) = part.batch(params, frames);
+        let frames = |part| FramesOfPart::new(batch, part);
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            let (batch, buffers, _) = part.batch(params, frames(k));
             blocks::tangent(&self.pool, &batch, buffers, &mut self.fitting, seeds);
         }
         self.laps.lap(Stage::Tangent);
-        let (first, ..) = self.parts[0].batch(params, &frames[0]);
+        let (first, ..) = self.parts[0].batch(params, frames(0));
         first.energy_seeds(&mut self.dl_e, seeds);
         self.fitting.tangent(&self.pool, weights, &self.dl_e);
         self.laps.lap(Stage::FittingTangent);
         self.fitting.backward(&self.pool, weights);
         self.laps.lap(Stage::FittingReverse);
-        for (part, frames) in self.parts.iter_mut().zip(&frames) {
-            let (batch, buffers, _) = part.batch(params, frames);
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            let (batch, buffers, _) = part.batch(params, frames(k));
             blocks::adjoint(&self.pool, &batch, buffers, &self.fitting);
         }
         self.laps.lap(Stage::Adjoint);
-        for (part, frames) in self.parts.iter_mut().zip(&frames) {
-            let (batch, buffers, series) = part.batch(params, frames);
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            let (batch, buffers, series) = part.batch(params, frames(k));
             blocks::embedding_gradient(&self.pool, grad, &batch, buffers, series);
         }
         self.laps.lap(Stage::Embedding);

@@ -3,7 +3,7 @@
 use super::batch::{Batch, Inputs, Layout};
 use super::blocks::Buffers;
 use super::chebyshev::{Plan, Series};
-use super::frame::CpuFrame;
+use super::frame::FramesOfPart;
 use super::panels::{self, Wanted};
 use super::pool::Pool;
 use super::real::Real;
@@ -96,7 +96,7 @@ impl<T: Real> Part<T> {
     }
 
     /// Arranges a batch and makes room for it. Where the parameters are `frozen`, the coefficients of the series are there already.
-    pub fn arrange(&mut self, params: &[f64], frames: &[&CpuFrame<T>], frozen: bool) {
+    pub fn arrange(&mut self, params: &[f64], frames: FramesOfPart<T>, frozen: bool) {
         self.layout.arrange(&self.model, frames, self.plan.as_deref());
         let (batch, buffers, series) = self.batch(params, frames);
         buffers.resize(&batch);
@@ -109,7 +109,7 @@ impl<T: Real> Part<T> {
     pub fn batch<'a>(
         &'a mut self,
         params: &'a [f64],
-        frames: &'a [&'a CpuFrame<T>],
+        frames: FramesOfPart<'a, T>,
     ) -> (Batch<'a, T>, &'a mut Buffers<T>, &'a mut Series) {
         let Part { model, inputs, plan, layout, buffers, series, .. } = self;
         let batch = Batch { model, inputs: *inputs, params, frames, plan: plan.as_deref(), layout };
