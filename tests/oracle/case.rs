@@ -69,6 +69,11 @@ impl Outcome {
     }
 }
 
+/// Whether the CUDA engine is asked for, in place of the others.
+fn on_gpu() -> bool {
+    std::env::var("PHALANX_DEVICE").is_ok_and(|device| device.starts_with("cuda"))
+}
+
 /// A case with everything loaded.
 pub struct Case {
     model: Arc<Dp>,
@@ -163,7 +168,11 @@ fn file_of(folder: &Path, name: &str) -> PathBuf {
 impl Case {
     /// Runs a case.
     pub fn run(folder: &Path, data: &Path) -> Outcome {
-        Outcome::of(Case::open(folder, data), Case::compare)
+        let case = Case::open(folder, data);
+        match case.as_ref().map(|case| form_on_gpu(&case.model)) {
+            Ok(Err(e)) if on_gpu() => Outcome::Unsupported(e.message().to_string()),
+            _ => Outcome::of(case, Case::compare),
+        }
     }
 
     fn open(folder: &Path, data: &Path) -> Result<Case> {
@@ -266,7 +275,7 @@ impl Case {
     }
 
     fn compare(&self, worst: &mut Worst) -> Result<()> {
-        if std::env::var("PHALANX_DEVICE").is_ok_and(|device| device.starts_with("cuda")) {
+        if on_gpu() {
             return self.compare_cuda(worst);
         }
         self.initial(worst)?;
