@@ -19,6 +19,8 @@ const TO: f64 = 1.0;
 const STEPS_A_DECADE: u64 = 80;
 /// A loss so many times the lowest one shows that the rate is too high.
 const TOO_HIGH: f64 = 4.0;
+/// A loss that has not fallen to this part of the first one has not fallen.
+const FALLS: f64 = 0.95;
 /// What part of its past a smoothed loss keeps at each step.
 const SMOOTHING: f64 = 0.95;
 /// The lowest loss comes when the rate is already too high for a whole run.
@@ -100,7 +102,7 @@ impl Curve {
     /// The rate to start with, to one digit. `None`: the loss has not fallen.
     fn proposal(&self) -> Option<f64> {
         let (first, lowest) = (self.0.first()?, self.lowest()?);
-        if lowest.smooth >= 0.9 * first.smooth {
+        if lowest.smooth >= FALLS * first.smooth {
             return None;
         }
         let rate = lowest.rate / BELOW_LOWEST;
