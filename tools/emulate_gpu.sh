@@ -16,4 +16,5 @@ cp "$here/tests/fake/emulate.h" "$kernels/"
 c++ -std=c++17 -O1 -w -fPIC -x c++-header "$kernels/emulate.h" -o "$kernels/emulate.h.gch"
 cc -shared -fPIC -w -O1 -DEMULATE_H="\"$kernels/emulate.h\"" -o "$folder/libcuda.so.1" "$here/tests/fake/cuda.c" -ldl -lpthread
 cp "$folder/libcuda.so.1" "$folder/libnvrtc.so.13"
-FAKE_CUDA_RUNS=1 LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} XDG_CACHE_HOME=$folder/cache "$@"
+# One test at a time, all on one thread: what runs the threads of a block stays with the thread that it began on.
+RUST_TEST_THREADS=1 FAKE_CUDA_RUNS=1 LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} XDG_CACHE_HOME=$folder/cache "$@"
