@@ -261,8 +261,8 @@ impl Builder<'_> {
         let most = self.plan.matrices.iter().map(|m| m.polynomials.len()).max().unwrap_or(0);
         let tall = |m: &MatrixPlan| m.shape[0] >= m.shape[1];
         // X was made two kernels before, so it does not matter that some products read it early.
-        self.add(&mut stages, Operands::Tn, |m, at| tall(m).then(|| gram_of_tall(m, at)));
-        self.add(&mut stages, Operands::Nt, |m, at| (!tall(m)).then(|| gram_of_wide(m, at)));
+        self.add(&mut stages, Operands::Tn, |m, at| tall(m).then(|| gram(m, at)));
+        self.add(&mut stages, Operands::Nt, |m, at| (!tall(m)).then(|| gram(m, at)));
         for k in 0..most {
             let at_work = |m: &MatrixPlan| k < m.polynomials.len();
             let goes_on = |m: &MatrixPlan| k + 1 < m.polynomials.len();
@@ -322,42 +322,12 @@ fn symmetric(n: usize, a: DevicePtr, b: DevicePtr, c: DevicePtr) -> Task {
     Task { a, b, c, lda: ld, ldb: ld, ldc: ld, m: n, n, k: n, ..Task::default() }
 }
 
-/// G = X^T X
-fn gram_of_tall(m: &MatrixPlan, at: &Places) -> Task {
+/// G = X^T X of a tall matrix, or X X^T of a wide one: which of them is up to the operands.
+fn gram(m: &MatrixPlan, at: &Places) -> Task {
     let ([rows, cols], n) = (m.shape, m.short());
-    let (ld, ldn) = (padded(cols) as i32, padded(n) as i32);
-    let n = n as i32;
-    Task {
-        a: at.x,
-        b: at.x,
-        c: at.gram,
-        lda: ld,
-        ldb: ld,
-        ldc: ldn,
-        m: n,
-        n,
-        k: rows as i32,
-        ..Task::default()
-    }
-}
-
-/// G = X X^T
-fn gram_of_wide(m: &MatrixPlan, at: &Places) -> Task {
-    let ([_, cols], n) = (m.shape, m.short());
-    let (ld, ldn) = (padded(cols) as i32, padded(n) as i32);
-    let n = n as i32;
-    Task {
-        a: at.x,
-        b: at.x,
-        c: at.gram,
-        lda: ld,
-        ldb: ld,
-        ldc: ldn,
-        m: n,
-        n,
-        k: cols as i32,
-        ..Task::default()
-    }
+    let (ld, ldc) = (padded(cols) as i32, padded(n) as i32);
+    let (n, k) = (n as i32, rows.max(cols) as i32);
+    Task { a: at.x, b: at.x, c: at.gram, lda: ld, ldb: ld, ldc, m: n, n, k, ..Task::default() }
 }
 
 /// X Q
