@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::gpu::Numbers;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::{Geometry, extra_inputs, list_of};
-use crate::model::dp::options::{DescriptorOptions, Embedding, Form, Precision};
+use crate::model::dp::options::{DescriptorOptions, Embedding, Precision};
 use crate::model::dp::spec::DpModel;
 use crate::neighbor::stat::NeighborStat;
 use crate::neighbor::{Domain, Images};
@@ -26,6 +26,10 @@ const BATCH_ATOMS: usize = 8192;
 
 /// Atoms of one large frame that are evaluated at once: enough for many cores, and a few hundred MB for a stock network.
 const CENTERS: usize = 2048;
+
+/// The series on a GPU begin at this part of the shortest distance in the data. They are made anew where atoms come closer; those that
+/// reach further have more terms.
+const GPU_REACH: f64 = 0.9;
 
 /// Evaluates frames with a model, in the model's precision.
 pub struct Predictor {
@@ -274,11 +278,6 @@ impl Predictor {
             .help("use the CPU"));
         };
         let form = form_on_gpu(&self.model)?;
-        if !matches!(form, Form::Directions { .. }) {
-            return Err(
-                err!("the GPU evaluates descriptors with directions alone (se_e2_a)").help("use the CPU")
-            );
-        }
         if !self.model.options.pair_exclude_types.is_empty() {
             return Err(err!(
                 "the GPU does not know pairs of types that are no neighbours (pair_exclude_types)"
@@ -287,7 +286,8 @@ impl Predictor {
         }
         let env = |name: &str| std::env::var(name).ok();
         let device = program::open(&gpu.cuda, gpu.index, self.gpu_numbers(), form, &env)?;
-        Evaluator::new(&device, &self.model, &self.params, min_distance)
+        let begins = self.min_nbor_dist.map_or(min_distance, |own| GPU_REACH * own);
+        Evaluator::new(&device, &self.model, &self.params, begins.max(min_distance))
     }
 
     fn gpu_numbers(&self) -> Numbers {

@@ -400,8 +400,10 @@ structures! {
         j: (u32*),
         /// `[n_rows, n_panels + 1]`
         panel_start: (u32*),
-        /// `[n_rows, n_types]` empty slots
+        /// `[2, n_rows, n_types]` empty slots, and neighbours that are left out
         padding: (u32*),
+        /// `[n_types + 1, columns]` what an empty slot of a centre brings to the first row of Q; last, what one that is left out brings
+        empty: (const real*),
         /// `[n_rows, 4, columns]` features
         q: (real*),
         /// `[n_rows, ldx]` inputs of the fitting nets with the mirrored part of the descriptor once, then dE/dx

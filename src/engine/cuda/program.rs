@@ -6,12 +6,12 @@ use super::layout::{
 use super::products;
 use crate::Result;
 use crate::gpu::launch::kernels;
-use crate::gpu::{Cuda, Device, Numbers, Program, Ptr, Real};
+use crate::gpu::{Cuda, Device, Numbers, Program, Ptr};
 use crate::model::dp::options::Form;
 use std::sync::Arc;
 
 /// In the order in which they need each other.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     include_str!("kernels/ptx.cu"),
     include_str!("kernels/common.cu"),
     include_str!("kernels/product.cu"),
@@ -23,6 +23,7 @@ const SOURCES: [&str; 11] = [
     include_str!("kernels/update.cu"),
     include_str!("kernels/muon.cu"),
     include_str!("kernels/evaluate.cu"),
+    include_str!("kernels/fold.cu"),
 ];
 
 // Those of product.cu are in products.rs.
@@ -59,10 +60,11 @@ kernels! {
     SUM_FRAMES = "sum_frames" (Batch);
     SUM_BATCH = "sum_batch" (Batch, Embedding);
     SELECT_NEIGHBORS = "select_neighbors" (Batch, Listed);
-    FEATURES_LISTED = "features_listed" (Batch, Listed, i32);
+    FEATURES_LISTED = "features_listed" (Batch, Listed);
     DESCRIPTOR_LISTED = "descriptor_listed" (Batch, Listed, i32);
     ADJOINT_LISTED = "adjoint_listed" (Batch, Listed, i32);
-    FORCES_LISTED = "forces_listed" (Batch, Listed, i32, Ptr<Real>);
+    FORCES_LISTED = "forces_listed" (Batch, Listed);
+    FORCES_LISTED_FAR = "forces_listed_far" (Batch, Listed);
     END_EVALUATION = "end_evaluation" (Listed, Ptr<f64>, Ptr<f64>, Ptr<f64>);
     SUM_COLUMNS = "sum_columns" (Ptr<Columns>, i32);
     REDUCE = "reduce" (Ptr<f64>, Ptr<View>, i32, u64, Ptr<Turn>);
@@ -111,7 +113,7 @@ fn program(numbers: Numbers, form: Form, env: &dyn Fn(&str) -> Option<String>) -
     let mut files = &SOURCES[..];
     if let Form::Distances { scale } = form {
         options.push(format!("-DMAP_SCALE={scale:?}"));
-        // evaluate.cu is for descriptors with directions.
+        // There is no square that could be folded.
         files = &SOURCES[..SOURCES.len() - 1];
     }
     options.extend(products::defines(numbers));
@@ -124,7 +126,7 @@ fn program(numbers: Numbers, form: Form, env: &dyn Fn(&str) -> Option<String>) -
         signatures: signatures().into_iter().chain(products::signatures()).collect(),
         always: |kernel| {
             !["product_", "direct_", "muon_"].iter().any(|kind| kernel.starts_with(kind))
-                && kernel != PAIR_FORCES_FAR.name()
+                && ![PAIR_FORCES_FAR.name(), FORCES_LISTED_FAR.name()].contains(&kernel)
                 && !EVALUATION.contains(&kernel)
         },
         overlaps: is_on("PHALANX_OVERLAP"),
@@ -162,7 +164,7 @@ mod tests {
             let name: String = kernel.chars().take(120).collect();
             let body = kernel.split("\n}\n").next().unwrap_or_default();
             let waits =
-                ["after_previous();", "::run(p);", "_of_row<", "_of_pairs<", "_of_tiles<", " describe<"];
+                ["after_previous();", "::run(p);", "_of_row<", "_of_rows<", "_of_pairs<", "_of_tiles<", " describe<"];
             assert!(waits.iter().any(|call| body.contains(call)), "{name}");
         }
         let run = source.split("void run(const Products& p) {").nth(1).expect("products have one body");
@@ -175,6 +177,7 @@ mod tests {
             "folded_of_row",
             "unfolded_of_row",
             "features_of_row",
+            "forces_of_rows",
             "nets_of_tiles",
             "adjoint_of_tiles",
             "describe",

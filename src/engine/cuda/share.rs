@@ -11,6 +11,21 @@ const FORCE_ROWS: usize = 10;
 const PAIR_LD: usize = 36;
 const MOST_TERMS: usize = 96;
 
+/// Threads of a block that works on one row after the other (`kernels/evaluate.cu`), and blocks of each multiprocessor.
+const ROW_THREADS: usize = 128;
+const ROW_BLOCKS: usize = 16;
+
+/// Blocks for so many rows, which keep numbers and the starts of panels in shared memory.
+pub fn rows_in_turn(device: &Device, n_rows: usize, numbers: usize, n_panels: usize) -> Launch {
+    let shared = numbers * device.numbers.size() + 4 * (n_panels + 1);
+    Launch::new(n_rows.min(ROW_BLOCKS * device.multiprocessors), ROW_THREADS).shared(shared)
+}
+
+/// Numbers of a block that makes features of rows: functions of its pairs, and terms of their series.
+pub fn numbers_of_features(terms: usize, components: usize) -> usize {
+    ROW_THREADS * components + terms * (ROW_THREADS + 1)
+}
+
 /// Rows of a batch, shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
@@ -71,15 +86,6 @@ impl Share {
     pub fn of_features(device: &Device, n_rows: usize) -> Share {
         let pieces = |each: usize| if each < WARPS { 4 * WARPS * MOST_TERMS } else { 0 };
         Self::new(device, n_rows, 0, |each| WARPS * FEATURE_ROWS * PAIR_LD + pieces(each))
-    }
-
-    /// For forces of an evaluation, and whether dE/dQ of a row with its derivatives, 8 times [`Share::force_ld`] numbers, is in
-    /// shared memory.
-    pub fn of_listed_forces(device: &Device, n_rows: usize, columns: usize) -> (Share, bool) {
-        let of_row = 8 * Self::force_ld(columns);
-        let of_block = WARPS * FORCE_ROWS * PAIR_LD;
-        let is_near = (of_row + of_block) * device.numbers.size() <= device.max_shared();
-        (Self::new(device, n_rows, if is_near { of_row } else { 0 }, |_| of_block), is_near)
     }
 
     /// How far apart the components of dE/dQ stand: `force_ld` in `kernels/pairs.cu`.

@@ -7,15 +7,15 @@ use super::super::network::{Network, SeriesOnDevice, padded};
 use super::super::products::{Operands, ProductLaunch};
 use super::super::program::{
     ADJOINT_LISTED, DESCRIPTOR, DESCRIPTOR_ADJOINT, DESCRIPTOR_LISTED, FEATURES_LISTED, FORCES_LISTED,
-    SELECT_NEIGHBORS,
+    FORCES_LISTED_FAR,     SELECT_NEIGHBORS,
 };
-use super::super::share::Share;
+use super::super::share::{Share, numbers_of_features, rows_in_turn};
 use super::WARP_ROWS;
 use super::fold::Fold;
 use super::listing::Listing;
 use crate::Result;
 use crate::gpu::memory::in_the_type_of_kernels;
-use crate::gpu::{Buffer, Device, DevicePtr, Launch, Ptr};
+use crate::gpu::{Buffer, Device, DevicePtr, Launch};
 use crate::model::dp::Dp;
 use crate::model::net::Shortcut;
 use std::ops::Range;
@@ -76,8 +76,6 @@ struct Parts {
     j: DevicePtr,
     panel_start: DevicePtr,
     padding: DevicePtr,
-    /// dE/dQ and its derivatives, where shared memory is too small for them.
-    beside: DevicePtr,
     end: u64,
 }
 
@@ -107,17 +105,12 @@ impl Parts {
                 }
             })
             .collect();
-        let (q, a, da) = (take(4 * columns * size), take(4 * ldm * size), take(4 * ldm * size));
+        let rows = model.descriptor().form().components() * size;
+        let (q, a, da) = (take(rows * columns), take(rows * ldm), take(rows * ldm));
         let (x, d, j) = (take(padded(of.n_in(0, 0)) * size), take(3 * n_sel * size), take(4 * n_sel));
         let panel_start = take(4 * (of.series.plan.panels().len() + 1));
-        let padding = take(4 * model.n_types());
-        // A block that is not full has room for its rows too.
-        let (share, is_near) = Share::of_listed_forces(of.device(), rows, columns);
-        let beside = end;
-        if !is_near {
-            end += (share.blocks * share.each as usize * 8 * Share::force_ld(columns) * size) as u64;
-        }
-        Parts { q, a, da, x, layers, d, j, panel_start, padding, beside, end }
+        let padding = take(2 * 4 * model.n_types());
+        Parts { q, a, da, x, layers, d, j, panel_start, padding, end }
     }
 }
 
@@ -255,8 +248,9 @@ pub struct Chunk {
     de_q: Vec<ProductLaunch>,
     kept_bytes: usize,
     n_rows: usize,
+    /// Rows of A and Q for each atom.
+    components: usize,
     is_folded: bool,
-    beside: DevicePtr,
     _tables: Vec<Buffer<u32>>,
     _pointers: Vec<Buffer<DevicePtr>>,
 }
@@ -384,7 +378,6 @@ impl<'a> Builder<'a> {
         Chunk {
             frame: Frame { extra, ..Frame::default() },
             is_folded: self.net.fold.is_folded(),
-            beside: parts.beside,
             group_row: self.block.iter().map(|&at| at as u32).collect(),
             groups: [
                 of_groups(parts.x, ldx),
@@ -399,9 +392,14 @@ impl<'a> Builder<'a> {
             listed,
             kept_bytes,
             n_rows: n,
+            components: self.components(),
             _tables: Vec::new(),
             _pointers: Vec::new(),
         }
+    }
+
+    fn components(&self) -> usize {
+        self.net.model().descriptor().form().components()
     }
 
     fn hidden(&self) -> usize {
@@ -516,15 +514,16 @@ impl<'a> Builder<'a> {
     /// A = Q C, or dE/dQ = dE/dA C^T, for each stack of coefficients.
     fn stacks(&self, operands: Operands, back: bool) -> Vec<ProductLaunch> {
         let parts = &self.work.parts;
-        let (m1, columns) = (self.net.model().n_embed(), self.net.columns());
+        let (m1, columns, components) = (self.net.model().n_embed(), self.net.columns(), self.components());
         let (ldm, n_stacks) = (padded(m1), self.net.series.n_stacks);
         let stack =
             |s: usize| if n_stacks == 1 { 0..self.rows.len() } else { self.block[s]..self.block[s + 1] };
         let of = |rows: Range<usize>, s: usize| {
-            let features = (self.at(parts.q, 4 * rows.start * columns), columns as i32);
+            let first = components * rows.start;
+            let features = (self.at(parts.q, first * columns), columns as i32);
             let ((a, lda), (c, ldc)) = match back {
-                false => (features, (self.at(parts.a, 4 * rows.start * ldm), ldm as i32)),
-                true => ((self.at(parts.da, 4 * rows.start * ldm), ldm as i32), features),
+                false => (features, (self.at(parts.a, first * ldm), ldm as i32)),
+                true => ((self.at(parts.da, first * ldm), ldm as i32), features),
             };
             Task {
                 a,
@@ -533,7 +532,7 @@ impl<'a> Builder<'a> {
                 ldb: ldm as i32,
                 c,
                 ldc,
-                m: 4 * rows.len() as i32,
+                m: (components * rows.len()) as i32,
                 n: if back { columns } else { m1 } as i32,
                 k: if back { m1 } else { columns } as i32,
                 ..Task::default()
@@ -566,8 +565,12 @@ impl Chunk {
         Ok(())
     }
 
-    fn of_forces(&self, device: &Device) -> (Share, bool) {
-        Share::of_listed_forces(device, self.n_rows, self.batch.columns as usize)
+    /// How the kernel of forces is started, and whether dE/dQ of a row is brought to shared memory.
+    fn of_forces(&self, device: &Device) -> (Launch, bool) {
+        let of = |numbers: usize| rows_in_turn(device, self.n_rows, numbers, self.batch.n_panels as usize);
+        let near = of(self.components * self.batch.columns as usize);
+        let is_near = near.shared <= device.max_shared();
+        (if is_near { near } else { of(0) }, is_near)
     }
 
     /// Starts all kernels of these rows. Forces have units of 1 / `scale`.
@@ -580,7 +583,8 @@ impl Chunk {
         let e = Listed { scale, ..self.listed };
         let (ldm, m2) = (b.ldm as usize, b.m2 as usize);
         let select = Launch::new(n.div_ceil(WARP_ROWS), 32 * WARP_ROWS).shared(WARP_ROWS * self.kept_bytes);
-        let features = Share::of_features(device, n);
+        let features = numbers_of_features(b.terms as usize, self.components);
+        let features = rows_in_turn(device, n, features, b.n_panels as usize);
         let rows = Share::of_rows(device, n, 4 * ldm);
         let adjoint = Share::of_adjoint(device, n, ldm, m2);
         let (forces, is_near) = self.of_forces(device);
@@ -591,7 +595,7 @@ impl Chunk {
         // SAFETY: grids cover the rows of this chunk, for which there is memory; see also the module of the engine.
         unsafe {
             SELECT_NEIGHBORS.launch(device, main, select, (b, e))?;
-            FEATURES_LISTED.launch(device, main, features.launch(), (b, e, features.each))?;
+            FEATURES_LISTED.launch(device, main, features, (b, e))?;
             products(&self.describe)?;
             match self.is_folded {
                 true => DESCRIPTOR_LISTED.launch(device, main, rows.launch(), (b, e, rows.each))?,
@@ -604,8 +608,10 @@ impl Chunk {
                 false => DESCRIPTOR_ADJOINT.launch(device, main, adjoint.launch(), (b, 0, adjoint.each))?,
             }
             products(&self.de_q)?;
-            let beside = if is_near { Ptr::NULL } else { Ptr::at(self.beside) };
-            FORCES_LISTED.launch(device, main, forces.launch(), (b, e, forces.each, beside))
+            match is_near {
+                true => FORCES_LISTED.launch(device, main, forces, (b, e)),
+                false => FORCES_LISTED_FAR.launch(device, main, forces, (b, e)),
+            }
         }
     }
 }

@@ -21,8 +21,9 @@ impl Fold {
     pub fn new(network: &Network, params: &[f64]) -> Result<Fold> {
         let model = &network.model;
         let first = |t: usize| &model.fitting[t].layers[0];
-        // A shortcut brings the inputs themselves to the next layer.
-        if (0..model.n_types()).any(|t| first(t).shortcut != Shortcut::None) {
+        // A shortcut brings the inputs themselves to the next layer; without directions there is no square.
+        let has_square = model.descriptor().form().square() > 0;
+        if !has_square || (0..model.n_types()).any(|t| first(t).shortcut != Shortcut::None) {
             return Ok(Fold { n_in: first(0).n_in, weights: None });
         }
         let rows = folded_rows(model);

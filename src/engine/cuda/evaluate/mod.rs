@@ -15,9 +15,10 @@ use super::layout::{Checks, Listed};
 use super::program::{END_EVALUATION, EVALUATION};
 use crate::engine::Evaluation;
 use crate::engine::cpu::chebyshev::Plan;
+use crate::engine::cpu::frame::empty_slot;
 use crate::engine::cpu::net::{self, NetTrace};
 use crate::engine::reference::env;
-use crate::gpu::{Buffer, Device, Graph, Launch};
+use crate::gpu::{Buffer, Device, Graph, Launch, Real};
 use crate::model::dp::Dp;
 use crate::neighbor::Domain;
 use crate::{Result, bail, err};
@@ -60,6 +61,8 @@ struct Tables {
 struct SeriesTables {
     /// `[n_types]` squares of the distances below which the series does not hold.
     closest: Buffer<f64>,
+    /// `[n_types + 1, columns]` see [`Listed`].
+    empty: Buffer<Real>,
 }
 
 /// A model on a GPU that is only used.
@@ -225,6 +228,7 @@ impl Evaluator {
             excluded: self.tables.excluded.address(),
             bias: self.tables.bias.address(),
             closest: self.series.closest.address(),
+            empty: self.series.empty.address(),
             checks: self.checks.address(),
             first_panel,
             rcut2: rcut * rcut,
@@ -367,7 +371,24 @@ fn vacuum_energy(model: &Dp, params: &[f64], t: usize) -> f64 {
 impl SeriesTables {
     fn new(device: &Arc<Device>, model: &Dp, plan: &Plan) -> Result<SeriesTables> {
         let closest: Vec<f64> = (0..model.n_types()).map(|c| closest(model, plan, c).powi(2)).collect();
-        Ok(SeriesTables { closest: Buffer::of(device, &closest, "tables")? })
+        let mut empty = vec![0.0; (model.n_types() + 1) * plan.columns()];
+        for (center, row) in empty.chunks_exact_mut(plan.columns()).enumerate() {
+            let is_center = center < model.n_types();
+            for neighbor in 0..model.n_types() {
+                let (panel, s) = match is_center {
+                    true => (plan.empty_panel(center, neighbor), empty_slot(model, center)),
+                    false => (plan.zero_panel(neighbor), 0.0),
+                };
+                let angle = plan.argument(panel, s).clamp(-1.0, 1.0).acos();
+                let first = model.descriptor().form().first(s);
+                let terms = row[plan.columns_of(panel)].iter_mut().enumerate();
+                terms.for_each(|(k, to)| *to = first * (k as f64 * angle).cos());
+            }
+        }
+        Ok(SeriesTables {
+            closest: Buffer::of(device, &closest, "tables")?,
+            empty: Buffer::reals(device, &empty, "tables")?,
+        })
     }
 }
 

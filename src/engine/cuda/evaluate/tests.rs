@@ -7,6 +7,7 @@ use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::reference::tests::{deviation, frame, model, model_with, options, steep_params};
 use crate::engine::{Engine, Prediction};
 use crate::gpu::{Cuda, Numbers};
+use crate::model::dp::descriptor::SeE2R;
 use crate::model::dp::geometry::Geometry;
 use crate::model::dp::options::{DescriptorKind, DescriptorOptions, Form, SeE2A};
 use crate::neighbor::Images;
@@ -14,10 +15,10 @@ use crate::neighbor::Images;
 /// A list holds what is farther than the cutoff by so much, as those of MD programs do.
 const SKIN: f64 = 0.7;
 
-fn device(numbers: Numbers) -> Option<Arc<Device>> {
+fn device(numbers: Numbers, form: Form) -> Option<Arc<Device>> {
     let env = |name: &str| std::env::var(name).ok();
     match Cuda::find(&env) {
-        Ok(cuda) => Some(program::open(&cuda, 0, numbers, Form::Directions { axis: 2 }, &env).unwrap()),
+        Ok(cuda) => Some(program::open(&cuda, 0, numbers, form, &env).unwrap()),
         Err(e) => {
             crate::skip::skip(e.message());
             None
@@ -66,7 +67,7 @@ struct Case {
 
 impl Case {
     fn new(numbers: Numbers, model: Arc<Dp>, params: Vec<f64>, min_distance: f64) -> Option<Case> {
-        let device = device(numbers)?;
+        let device = device(numbers, model.descriptor().form())?;
         let evaluator = Evaluator::new(&device, &model, &params, min_distance).unwrap();
         Some(Case { model, params, evaluator })
     }
@@ -143,6 +144,16 @@ fn one_sided_nets_excluded_pairs_and_isolated_atoms_agree_with_the_cpu() {
         fitting.atom_ener = vec![None, Some(-3.0)];
     });
     compare_model(Numbers::F64, model, 1e-10, CHUNK_ROWS);
+}
+
+#[test]
+fn distances_alone_with_excluded_pairs_agree_with_the_cpu() {
+    for exclude_types in [vec![], vec![(0, 1)]] {
+        let descriptor =
+            DescriptorOptions { exclude_types, kind: DescriptorKind::SeE2R(SeE2R), ..options() };
+        // Forces of this model are small beside the unit in which they are added up.
+        compare_model(Numbers::F64, model(descriptor), 1e-9, CHUNK_ROWS);
+    }
 }
 
 #[test]

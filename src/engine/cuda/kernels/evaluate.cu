@@ -7,13 +7,39 @@
 // Forces go to both atoms of a pair by atomic sums of whole numbers, which have no order: two runs give the same bits, and all
 // forces together are exactly zero.
 
-// Where the pairs of a row are, as the functions of pairs.cu want it.
-__device__ __forceinline__ Frame pairs_of(const Batch& b, const Listed& e, int row) {
+// A block works on one row after the other, a thread on one pair of it at a time.
+#define ROW_THREADS 128
+#define ROW_LD (ROW_THREADS + 1)
+
+// Components of env or of dE/dQ, side by side.
+typedef Some<COMPONENTS> Components;
+
+// Where the pairs are, as pair_at of pairs.cu wants it.
+__device__ __forceinline__ Frame pairs_of(const Batch& b, const Listed& e) {
     Frame frame = {};
-    frame.d = e.d, frame.j = e.j, frame.padding = e.padding;
-    frame.n_pairs = b.n_rows * e.n_sel;
-    frame.panel_start = e.panel_start + row;  // a row has one number more than there
+    frame.d = e.d, frame.n_pairs = b.n_rows * e.n_sel;
     return frame;
+}
+
+// A pair in its panel.
+struct Placed {
+    Pair pair;
+    int panel;
+    real x, slope;  // the argument of the series, and its derivative
+    __device__ __forceinline__ void find(const Batch& b, const Frame& frame, const u32* start, u32 p, int center) {
+        pair = pair_at(b, frame, p, center);
+        for (panel = 0; panel + 1 < b.n_panels && p >= start[panel + 1];) panel++;
+        Argument<real> argument(b, b.panels[panel], pair.s);
+        x = argument.x, slope = argument.slope;
+    }
+};
+
+// Brings the starts of a row's panels to shared memory; all threads have them afterwards.
+__device__ __forceinline__ void bring_starts(u32* start, const Batch& b, const Listed& e, int row) {
+    const u32* from = e.panel_start + (size_t)row * (b.n_panels + 1);
+    __syncthreads();
+    for (int i = threadIdx.x; i <= b.n_panels; i += ROW_THREADS) start[i] = from[i];
+    __syncthreads();
 }
 
 // What a warp of select_neighbors keeps of a row, in shared memory: see Evaluator in evaluate/.
@@ -114,7 +140,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) select_neighbors(const 
     bool crowded = found > e.n_sel;
     for (int t = lane; t < b.n_types; t += 32) crowded |= neighbors(t) > e.sel[t];
     if (__ballot_sync(FULL_WARP, crowded)) look_around(b, e, kept, atom, center, true, n_kept);
-    for (int t = lane; t < b.n_types; t += 32) e.padding[(size_t)row * b.n_types + t] = e.sel[t] - neighbors(t);
+    for (int t = lane; t < b.n_types; t += 32) {
+        e.padding[(size_t)row * b.n_types + t] = e.sel[t] - neighbors(t);
+        e.padding[((size_t)b.n_rows + row) * b.n_types + t] = kept.hidden[t];
+    }
     u32 first = (u32)row * e.n_sel, *starts = e.panel_start + (size_t)row * (b.n_panels + 1);
     for (int panel = lane; panel <= b.n_panels; panel += 32) {
         u32 before = 0;
@@ -131,89 +160,74 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) select_neighbors(const 
     }
 }
 
-// Q of every row.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features_listed(const __grid_constant__ Batch b,
-                                                                            const __grid_constant__ Listed e, int each) {
-    Share share(each);
-    after_previous();
-    if (share.row >= b.n_rows) return;
-    real *sums, *near = feature_memory(share, sums);
-    real* out = e.q + (size_t)share.row * 4 * b.columns;
-    features_of_row<false>(out, b, pairs_of(b, e, share.row), 0, share.row, center_of_row(b, share.row), share, near, sums);
+// What slots without a neighbour bring to a column of Q.
+__device__ __forceinline__ real without_neighbor(const Batch& b, const Listed& e, int row, int center, int panel, int column) {
+    u32 neighbor = b.panels[panel].neighbor;
+    const u32* slots = e.padding + (size_t)row * b.n_types + neighbor;
+    real sum = (real)*slots * e.empty[(size_t)center * b.columns + column];
+#if COMPONENTS == 1
+    sum += (real)slots[(size_t)b.n_rows * b.n_types] * e.empty[(size_t)b.n_types * b.columns + column];
+#endif
+    return sum;
 }
 
-// The mirrored part of the descriptor only once: rows M2 .. M1 of D, then the lower half of its square, then extra inputs. Weights are
-// added up accordingly (folded_weights in evaluate/). See engine/cpu/fitting/fold.rs.
-
-__device__ __forceinline__ int triangle(int m, int k) { return m >= k ? m * (m + 1) / 2 + k : k * (k + 1) / 2 + m; }
-
-template <int W> __device__ __forceinline__ void folded_of_row(const Batch& b, const Listed& e, int each) {
-    Place<W> p(b, each);
-    int row = p.row, m1 = p.m1, m2 = p.m2, ldm = p.ldm;
-    if (row >= b.n_rows) return;
-    real *a = p.memory(4 * ldm), *x = e.x + (size_t)row * b.ldx;
+// Q of every row: a thread makes T of its pair, then adds up some columns over the pairs of their panel.
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 6) features_listed(const __grid_constant__ Batch b,
+                                                                             const __grid_constant__ Listed e) {
+    int thread = threadIdx.x, terms = b.terms, columns = b.columns;
+    Components* env = (Components*)shared_bytes;
+    real* values = (real*)(env + ROW_THREADS);  // [terms, ROW_LD]
+    u32* start = (u32*)(values + (size_t)terms * ROW_LD);
+    const Frame frame = pairs_of(b, e);
     after_previous();
-    p.load(a, b.a);
-    p.sync();
-    for (int k = p.k; k < m2; k += p.lanes * W) {
-        real near[4][W];
-        p.columns(near, a, k);
-#pragma unroll 4
-        for (int m = m2 + p.m; m < m1; m += p.step) {
-            Some<W> out;
+    for (int row = blockIdx.x; row < b.n_rows; row += gridDim.x) {
+        int center = center_of_row(b, row);
+        bring_starts(start, b, e, row);
+        int first = start[0], end = start[b.n_panels];
+        real* out = e.q + (size_t)row * COMPONENTS * columns;
+        for (int p0 = first; p0 == first || p0 < end; p0 += ROW_THREADS) {
+            int n = min(ROW_THREADS, end - p0);
+            if (p0 > first) __syncthreads();
+            if (thread < n) {
+                Placed placed;
+                placed.find(b, frame, start, p0 + thread, center);
+                const Pair& pair = placed.pair;
+                Components own;
+#if COMPONENTS == 4
+                own.x[0] = pair.s;
+                for (int k = 0; k < 3; k++) own.x[k + 1] = pair.q * pair.d[k];
+#else
+                own.x[0] = real(1);
+#endif
+                env[thread] = own;
+                real t = real(1), t_old = placed.x, two = placed.x + placed.x;
+#pragma unroll 8
+                for (int k = 0; k < terms; k++) {
+                    values[k * ROW_LD + thread] = t;
+                    real later = fused(two, t, -t_old);
+                    t_old = t, t = later;
+                }
+            }
+            __syncthreads();
+            for (int column = thread; column < columns; column += ROW_THREADS) {
+                int panel = column / terms;
+                Components sum;
 #pragma unroll
-            for (int w = 0; w < W; w++)
-                out.x[w] = fused(a[m], near[0][w], fused(a[ldm + m], near[1][w],
-                           fused(a[2 * ldm + m], near[2][w], a[3 * ldm + m] * near[3][w])));
-            *(Some<W>*)(x + (m - m2) * m2 + k) = out;
+                for (int c = 0; c < COMPONENTS; c++) sum.x[c] = p0 == first ? real(0) : out[c * columns + column];
+                if (p0 == first) sum.x[0] = without_neighbor(b, e, row, center, panel, column);
+                int last = min((int)start[panel + 1] - p0, n);
+                const real* value = values + (column - panel * terms) * ROW_LD;
+#pragma unroll 4
+                for (int p = max((int)start[panel] - p0, 0); p < last; p++) {
+                    Components own = env[p];
+#pragma unroll
+                    for (int c = 0; c < COMPONENTS; c++) sum.x[c] = fused(value[p], own.x[c], sum.x[c]);
+                }
+#pragma unroll
+                for (int c = 0; c < COMPONENTS; c++) out[c * columns + column] = sum.x[c];
+            }
         }
     }
-    real* square = x + (m1 - m2) * m2;
-    for (int i = p.thread; i < m2 * m2; i += p.threads) {
-        int m = i / m2, k = i % m2;
-        if (k > m) continue;
-        square[triangle(m, k)] = fused(a[m], a[k], fused(a[ldm + m], a[ldm + k],
-                                 fused(a[2 * ldm + m], a[2 * ldm + k], a[3 * ldm + m] * a[3 * ldm + k])));
-    }
-    const real* extra = e.extra + (size_t)row * b.n_extra;
-    for (int i = p.thread; i < b.n_extra; i += p.threads) square[m2 * (m2 + 1) / 2 + i] = extra[i];
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS) descriptor_listed(const __grid_constant__ Batch b,
-                                                                           const __grid_constant__ Listed e, int each) {
-    if (b.m2 % VEC) folded_of_row<1>(b, e, each);
-    else folded_of_row<VEC>(b, e, each);
-}
-
-// dE/dA of a row from dE/dx.
-template <int W> __device__ __forceinline__ void unfolded_of_row(const Batch& b, const Listed& e, int each) {
-    Place<W> p(b, each);
-    int row = p.row, ldm = p.ldm, m1 = p.m1, m2 = p.m2;
-    if (row >= b.n_rows) return;
-    real *a = p.memory(8 * ldm + 4 * p.warps * m2), *t = a + 4 * ldm, *sums = t + 4 * ldm;
-    const real *de_x = e.x + (size_t)row * b.ldx, *square = de_x + (m1 - m2) * m2;
-    for (int i = p.thread; i < 4 * ldm; i += p.threads) t[i] = real(0);
-    after_previous();
-    p.load(a, b.a);
-    p.sync();
-    // Rows from M2 on: as if the square stood before them.
-    p.m += m2;
-    adjoint_add(p, t, sums, a, de_x - m2 * m2);
-    for (int i = p.thread; i < 4 * m2; i += p.threads) {
-        int c = i / m2, m = i % m2;
-        real sum = square[triangle(m, m)] * a[c * ldm + m];
-        for (int k = 0; k < m2; k++) sum = fused(square[triangle(m, k)], a[c * ldm + k], sum);
-        t[c * ldm + m] += sum;
-    }
-    p.sync();
-    real* out = b.da + (size_t)row * 4 * ldm;
-    for (int i = p.thread; i < 4 * ldm; i += p.threads) out[i] = t[i];
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS, sizeof(real) == 8 ? 2 : 3)
-    adjoint_listed(const __grid_constant__ Batch b, const __grid_constant__ Listed e, int each) {
-    if (b.m2 % 4) unfolded_of_row<1>(b, e, each);
-    else unfolded_of_row<4>(b, e, each);
 }
 
 // A whole number of the smallest forces; where it is too large for the sum of many, or no number, the host hears of it.
@@ -242,167 +256,113 @@ __device__ __forceinline__ void add_pair(const Listed& e, u32 j, const real* d, 
     }
 }
 
-// T of one pair at terms k, k + n, k + 2n ..: Walk of pairs.cu without U.
-struct Stride {
-    real t, t_old, two;
-    __device__ __forceinline__ Stride(const real* first, int n, int k) {
-        t = first[k * PAIR_LD], t_old = first[(n - k) * PAIR_LD], two = real(2) * first[n * PAIR_LD];
-    }
-    __device__ __forceinline__ void next() {
+// dE/dd of a pair: its series in dE/dQ, and their derivatives. Components of dE/dQ stand side by side in `near`; without that, they
+// are where the products left them.
+template <bool IS_NEAR> __device__ __forceinline__ void slope_of_pair(real* de, const Placed& placed, const Components* near,
+                                                                      const real* far, int columns, int terms) {
+    real t = real(1), t_old = placed.x, two = placed.x + placed.x, u = real(0), u_old = real(-1), number = real(0);
+    real value[COMPONENTS] = {}, slope[COMPONENTS] = {};
+    near += placed.panel * terms, far += placed.panel * terms;
+#pragma unroll 4
+    for (int k = 0; k < terms; k++) {
+        Components e;
+        if (IS_NEAR) e = near[k];
+        else
+            for (int c = 0; c < COMPONENTS; c++) e.x[c] = far[c * columns + k];
+        real weight = number * u;
+#pragma unroll
+        for (int c = 0; c < COMPONENTS; c++) {
+            value[c] = fused(t, e.x[c], value[c]);
+            slope[c] = fused(weight, e.x[c], slope[c]);
+        }
         real later = fused(two, t, -t_old);
         t_old = t, t = later;
+        later = fused(two, u, -u_old);
+        u_old = u, u = later;
+        number += real(1);
     }
-};
-
-// Leaves T_0 .. T_4 at x; nothing but zeros where there is no pair.
-__device__ __forceinline__ void leave_values(real* to, real x, bool is_there) {
-    real t = is_there ? real(1) : real(0), t_old = is_there ? x : real(0);
-#pragma unroll
-    for (int k = 0; k <= 4; k++) {
-        to[k * PAIR_LD] = t;
-        real next = fused(x + x, t, -t_old);
-        t_old = t, t = next;
-    }
+    const Pair& pair = placed.pair;
+    const real* d = pair.d;
+#if COMPONENTS == 4
+    real turn = slope[0] * pair.s + pair.q * (slope[1] * d[0] + slope[2] * d[1] + slope[3] * d[2]);
+    real de_s = value[0] + placed.slope * turn;
+    real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
+    real radial = pair.s_slope * de_s + pair.q_slope * along;
+    for (int k = 0; k < 3; k++) de[k] = pair.q * value[k + 1] + radial * d[k];
+#else
+    real radial = pair.s_slope * (placed.slope * slope[0]);
+    for (int k = 0; k < 3; k++) de[k] = radial * d[k];
+#endif
 }
 
-// Makes the coefficients of the derivatives of the series in `e` [4, ld], panel after panel, and leaves them behind.
-__device__ __forceinline__ void differentiate(real* e, int ld, int n_panels, int terms, const Share& share) {
-    real* slopes = e + 4 * ld;
-    // Every second coefficient follows from the one two above it.
-    for (int i = share.thread; i < 8 * n_panels; i += share.threads) {
-        int at = i % 4 * ld + i / 8 * terms, parity = i / 4 % 2, last = terms - 1;
-        if (last % 2 == parity) slopes[at + last] = real(0);
-        real sum = real(0);
-        for (int k = (last - 1) % 2 == parity ? last - 1 : last - 2; k >= 0; k -= 2) {
-            sum = fused(real(2 * (k + 1)), e[at + k + 1], sum);
-            slopes[at + k] = k ? sum : real(0.5) * sum;
-        }
-    }
-}
-
-// Four series and their derivatives for each of a warp's pairs, 16 of them as the rows of a tile. `near` has the first terms of the
-// pairs and then the results, nine numbers apart; `e` has dE/dQ of their panel and its derivatives.
-__device__ __forceinline__ void series_and_slopes(real* near, const real* e, int ld, int n, int terms) {
-    int lane = threadIdx.x % 32, residue = lane % 4, column = lane / 4;
-    bool both = n > 16;
-    const real* first = near + column;
-    Stride walk[2][2] = {{Stride(first, 4, residue), Stride(first + 8, 4, residue)},
-                         {Stride(first + 16, 4, residue), Stride(first + 24, 4, residue)}};
-    real values[2][4] = {};
-    e += column * ld + residue;
-    for (int k = 0; k < terms; k += 8) {
-        Right right;
-#pragma unroll
-        for (int i = 0; i < 2; i++) right.x[i] = e[k + 4 * i];
-        whole(right);
-#pragma unroll
-        for (int g = 0; g < 2; g++) {
-            if (g && !both) break;
-            Left value;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                Stride& w = walk[g][i % 2];
-                value.x[i] = w.t;
-                w.next();
-            }
-            whole(value);
-            mma_whole(values[g], value, right);
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int g = 0; g < 2; g++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) near[(16 * g + column + i / 2 * 8) * 9 + 2 * residue + i % 2] = values[g][i];
-    __syncwarp();
-}
-
-// Forces from dE/dQ, which comes to shared memory with its derivatives; energies of atoms, and the block's part of energy and
-// virial. As pair_forces in pairs.cu, with half of its products. `beside` [blocks, each, 8, ld] is used where shared memory is too
-// small; else it is null.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) forces_listed(const __grid_constant__ Batch b,
-                                                                          const __grid_constant__ Listed e, int each,
-                                                                          real* beside) {
-    Share share(each);
-    int row = min(share.row, b.n_rows - 1), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    bool has_row = share.row < b.n_rows;
-    int n_panels = has_row ? b.n_panels : 0, terms = b.terms, columns = b.columns, ld = force_ld(columns);
-    real* near = (real*)shared_bytes + warp * FORCE_ROWS * PAIR_LD;
-    const real* de_q = b.de_q + (size_t)row * 4 * columns;
-    __shared__ double parts[WARPS][10];
-    int center = center_of_row(b, row);
-    const Frame frame = pairs_of(b, e, row);
-    const u32* start = e.panel_start + (size_t)row * (b.n_panels + 1);
-    // The warps of the row take `many` pairs of one panel in turn.
-    int many = max(16, PAIRS / share.warps), t = 0, p0 = start[0];
-    auto move_on = [&](int turns) {
-        for (; t < n_panels; p0 = start[++t]) {
-            int left = ((int)start[t + 1] - p0 + many - 1) / many;
-            if (turns < left) {
-                p0 += turns * many;
-                return;
-            }
-            turns -= left;
-        }
-    };
-    // Pairs and energies were made long before: the wait is for dE/dQ.
-    Pair pair = {};
-    u32 j = 0;
-    move_on(share.warp);
-    int n = t < n_panels ? min(many, (int)start[t + 1] - p0) : 0;
-    if (lane < n) pair = pair_at(b, frame, p0 + lane, center), j = e.j[p0 + lane];
-    Panel scale = b.panels[min(t, b.n_panels - 1)];
-    u32 atom = e.order[row];
+// Forces from dE/dQ, which is brought to shared memory where there is room for it; energies of atoms, and the block's part of energy
+// and virial.
+template <bool IS_NEAR> __device__ __forceinline__ void forces_of_rows(const Batch& b, const Listed& e) {
+    constexpr int N_WARPS = ROW_THREADS / 32;
+    int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, terms = b.terms, columns = b.columns;
+    Components* near = (Components*)shared_bytes;
+    u32* start = (u32*)(near + (IS_NEAR ? columns : 0));
+    const Frame frame = pairs_of(b, e);
     double sums[10] = {};
-    if (has_row && share.warp == 0) {
-        double energy = energy_of(b, center, row) + (b.b_out[center] ? (double)*b.b_out[center] : 0.0) + e.bias[center];
-        if (lane == 0) e.atom_energy[atom] = energy, sums[9] = energy;
-    }
-    after_previous();
-    real* copy = (real*)shared_bytes + WARPS * FORCE_ROWS * PAIR_LD + (size_t)share.slot * 8 * ld;
-    if (beside) copy = beside + ((size_t)blockIdx.x * each + share.slot) * 8 * ld;
-    for (int k = VEC * share.thread; k < columns; k += VEC * share.threads)
-#pragma unroll
-        for (int c = 0; c < 4; c++) put(copy + c * ld + k, pack_at(de_q + c * columns + k));
-    share.sync();
-    differentiate(copy, ld, b.n_panels, terms, share);
-    share.sync();
-    long long own[3] = {};
-    while (t < n_panels) {
-        Argument<real> argument(b, scale, pair.s);
-        leave_values(near + lane, argument.x, lane < n);
-        __syncwarp();
-        series_and_slopes(near, copy + t * terms, ld, n, terms);
-        if (lane < n) {
-            const real *d = pair.d, *value = near + 9 * lane, *slope = value + 4;
-            real turn = slope[0] * pair.s + pair.q * (slope[1] * d[0] + slope[2] * d[1] + slope[3] * d[2]);
-            real de_s = value[0] + argument.slope * turn;
-            real along = value[1] * d[0] + value[2] * d[1] + value[3] * d[2];
-            real radial = pair.s_slope * de_s + pair.q_slope * along, de[3];
-            for (int k = 0; k < 3; k++) de[k] = pair.q * value[k + 1] + radial * d[k];
-            add_pair(e, j, d, de, own, sums);
+    for (int row = blockIdx.x; row < b.n_rows; row += gridDim.x) {
+        int center = center_of_row(b, row);
+        u32 atom = e.order[row];
+        bring_starts(start, b, e, row);
+        u32 end = start[b.n_panels], p = start[0] + thread;
+        // Pairs and energies were made long before: the wait is for dE/dQ.
+        Placed placed;
+        if (p < end) placed.find(b, frame, start, p, center);
+        if (warp == N_WARPS - 1) {
+            double energy = energy_of(b, center, row) + (b.b_out[center] ? (double)*b.b_out[center] : 0.0) + e.bias[center];
+            if (lane == 0) e.atom_energy[atom] = energy, sums[9] += energy;
         }
-        move_on(share.warps);
-        if (t == n_panels) break;
-        n = min(many, (int)start[t + 1] - p0);
-        if (lane < n) pair = pair_at(b, frame, p0 + lane, center), j = e.j[p0 + lane];
-        scale = b.panels[t];
+        if (row == blockIdx.x) after_previous();
+        const real* de_q = b.de_q + (size_t)row * COMPONENTS * columns;
+        if (IS_NEAR) {
+            for (int i = thread; i < columns; i += ROW_THREADS) {
+                Components all;
+#pragma unroll
+                for (int c = 0; c < COMPONENTS; c++) all.x[c] = de_q[c * columns + i];
+                near[i] = all;
+            }
+            __syncthreads();
+        }
+        long long own[3] = {};
+        bool has_pairs = __ballot_sync(FULL_WARP, p < end);
+        while (p < end) {
+            real de[3];
+            slope_of_pair<IS_NEAR>(de, placed, near, de_q, columns, terms);
+            add_pair(e, e.j[p], placed.pair.d, de, own, sums);
+            p += ROW_THREADS;
+            if (p < end) placed.find(b, frame, start, p, center);
+        }
+        if (!has_pairs) continue;
         __syncwarp();
+        for (int k = 0; k < 3; k++) {
+            long long sum = warp_sum(own[k]);
+            if (lane == 0) add_whole(e.force + 3 * (size_t)atom + k, sum);
+        }
     }
-    for (int k = 0; k < 3; k++) {
-        long long sum = warp_sum(own[k]);
-        if (lane == 0 && has_row) add_whole(e.force + 3 * (size_t)atom + k, sum);
-    }
+    __shared__ double parts[N_WARPS][10];
     for (int k = 0; k < 10; k++) {
         double sum = warp_sum(sums[k]);
         if (lane == 0) parts[warp][k] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < 10) {
+    if (thread < 10) {
         double sum = 0;
-        for (int w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x];
-        e.parts[(size_t)threadIdx.x * e.n_parts + e.first_part + blockIdx.x] = sum;
+        for (int w = 0; w < N_WARPS; w++) sum += parts[w][thread];
+        e.parts[(size_t)thread * e.n_parts + e.first_part + blockIdx.x] = sum;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 6) forces_listed(const __grid_constant__ Batch b,
+                                                                           const __grid_constant__ Listed e) {
+    forces_of_rows<true>(b, e);
+}
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 6) forces_listed_far(const __grid_constant__ Batch b,
+                                                                               const __grid_constant__ Listed e) {
+    forces_of_rows<false>(b, e);
 }
 
 // Makes numbers of the whole numbers, which are zero afterwards for the next evaluation. Blocks 0 to 9 add up one component of
