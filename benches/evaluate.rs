@@ -183,8 +183,7 @@ fn measure(evaluator: &mut Evaluator, images: &mut Images, n: usize, name: &str)
 fn main() -> Result<()> {
     let options = Options::read()?;
     let spec = load_model(&options.model)?;
-    // As a GPU begins; see `Predictor`.
-    let min_distance = 0.9 * spec.min_nbor_dist.unwrap_or(0.85);
+    let min_distance = 0.7 * spec.min_nbor_dist.unwrap_or(0.85);
     let (model, params) = Dp::from_spec(spec.clone())?;
     let model = Arc::new(model);
     let frame = first_frame(&options.data, &model.options.type_map)?;

@@ -27,10 +27,6 @@ const BATCH_ATOMS: usize = 8192;
 /// Atoms of one large frame that are evaluated at once: enough for many cores, and a few hundred MB for a stock network.
 const CENTERS: usize = 2048;
 
-/// The series on a GPU begin at this part of the shortest distance in the data. They are made anew where atoms come closer; those that
-/// reach further have more terms.
-const GPU_REACH: f64 = 0.9;
-
 /// Evaluates frames with a model, in the model's precision.
 pub struct Predictor {
     model: Arc<Dp>,
@@ -286,8 +282,7 @@ impl Predictor {
         }
         let env = |name: &str| std::env::var(name).ok();
         let device = program::open(&gpu.cuda, gpu.index, self.gpu_numbers(), form, &env)?;
-        let begins = self.min_nbor_dist.map_or(min_distance, |own| GPU_REACH * own);
-        Evaluator::new(&device, &self.model, &self.params, begins.max(min_distance))
+        Evaluator::new(&device, &self.model, &self.params, min_distance)
     }
 
     fn gpu_numbers(&self) -> Numbers {
