@@ -53,6 +53,7 @@ fn texts(value: &Value) -> Vec<String> {
 
 fn options(systems: Vec<String>, patterns: Option<Vec<String>>) -> DataOptions {
     DataOptions {
+        min_pair_dist: 0.0,
         systems,
         search: true,
         patterns,

@@ -20,10 +20,13 @@ pub struct Dataset {
 impl Dataset {
     /// Finds and opens every system. No array is read, no file stays open.
     pub fn open(options: &DataOptions, type_map: &[String], wants: &Wants) -> Result<Dataset> {
+        Self::new(Self::systems(options, type_map, wants)?, &options.batch_size, &options.weights)
+    }
+
+    /// Finds and opens every system.
+    pub fn systems(options: &DataOptions, type_map: &[String], wants: &Wants) -> Result<Vec<System>> {
         let paths = expand_systems(options)?;
-        let systems: Vec<System> =
-            paths.par_iter().map(|path| System::open(path, type_map, wants)).collect::<Result<_>>()?;
-        Self::new(systems, &options.batch_size, &options.weights)
+        paths.par_iter().map(|path| System::open(path, type_map, wants)).collect()
     }
 
     /// Works out batch sizes and weights of systems that are open.

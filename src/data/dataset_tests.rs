@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 fn options(systems: &[String]) -> DataOptions {
     DataOptions {
+        min_pair_dist: 0.0,
         systems: systems.to_vec(),
         search: false,
         patterns: None,

@@ -11,6 +11,8 @@ pub struct DataOptions {
     pub patterns: Option<Vec<String>>,
     pub batch_size: BatchSize,
     pub weights: SystemWeights,
+    /// Frames with atoms closer than this are left out, A.
+    pub min_pair_dist: f64,
 }
 
 /// Frames for each draw.

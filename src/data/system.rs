@@ -20,6 +20,8 @@ pub struct System {
     /// Whether each frame has its own types.
     pub mixed: bool,
     pub(super) sets: Vec<Set>,
+    /// The frames of the sets that are taken, where some are left out.
+    kept: Option<Box<[usize]>>,
     /// From the system's own types to the model's, kept where each frame has its own.
     remap: Option<Box<TypeRemap>>,
 }
@@ -76,10 +78,17 @@ impl System {
             pbc,
             mixed,
             sets,
+            kept: None,
             remap: mixed.then(|| Box::new(remap)),
         };
         system.warn_about_partial_labels();
         Ok(system)
+    }
+
+    /// Leaves out all frames but these, given by rising number.
+    pub fn keep(&mut self, frames: Vec<usize>) {
+        self.n_frames = frames.len();
+        self.kept = Some(frames.into());
     }
 
     /// Whether every frame has this array.
@@ -100,12 +109,16 @@ impl System {
                 all.extend(values);
             }
         }
-        Ok(all)
+        Ok(match &self.kept {
+            Some(kept) => kept.iter().map(|&k| all[k]).collect(),
+            None => all,
+        })
     }
 
     /// Reads one frame: opens its files, reads that frame's bytes, closes them.
     pub fn read_frame(&self, index: usize) -> Result<Frame> {
         assert!(index < self.n_frames, "frame {index} of a system with {} frames", self.n_frames);
+        let index = self.kept.as_ref().map_or(index, |kept| kept[index]);
         let set = &self.sets[self.sets.partition_point(|set| set.first <= index) - 1];
         let local = index - set.first;
         let mut frame = Frame {

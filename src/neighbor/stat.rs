@@ -23,18 +23,23 @@ impl NeighborStat {
 
     /// The statistics of one frame.
     pub fn of(frame: &Frame, rcut: f64, n_types: usize) -> Result<Self> {
+        let stat = Self::even_where_atoms_overlap(frame, rcut, n_types)?;
+        if stat.min_distance < OVERLAP {
+            // The list knows which atoms they are.
+            NeighborList::new(frame, rcut, n_types, None)?.refuse_overlap()?;
+        }
+        Ok(stat)
+    }
+
+    /// The same for frames that may have atoms at the same place.
+    pub fn even_where_atoms_overlap(frame: &Frame, rcut: f64, n_types: usize) -> Result<Self> {
         let cells = Cells::new(frame, rcut)?;
         let stats = in_chunks(&cells, |bins, search| {
             let (mut stat, mut counts) = (Self::empty(n_types), vec![0; n_types]);
             search.visit(&cells, bins, rcut, |around| stat.count(&around, &frame.types, &mut counts));
             stat
         });
-        let stat = stats.iter().fold(Self::empty(n_types), Self::merge);
-        if stat.min_distance < OVERLAP {
-            // The list knows which atoms they are.
-            NeighborList::new(frame, rcut, n_types, None)?.refuse_overlap()?;
-        }
-        Ok(stat)
+        Ok(stats.iter().fold(Self::empty(n_types), Self::merge))
     }
 
     /// Takes the neighbours of one atom into account: neither their order nor their directions matter.

@@ -12,7 +12,7 @@ use super::full_validation::{ErrorTable, Keeper, Verdict};
 use super::input::{GpuProducts, Input, TrainingOptions};
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
 use super::options::{InputSource, RunOptions, Start};
-use super::run::{Journal, Plan, Run, Validates};
+use super::run::{Complete, Journal, Plan, Run, Validates};
 use super::session::{self, Session, SessionOptions};
 use super::setup::{Setup, read_input, setup};
 use super::team::Team;
@@ -26,6 +26,7 @@ use crate::export::atomic;
 use crate::gpu::Numbers;
 use crate::loss::EnerLoss;
 use crate::model::dp::options::Precision;
+use crate::model::dp::spec::DpStatistics;
 use crate::optim::options::{LearningRateOptions, ScaleByWorker};
 use crate::report::lcurve::{Columns, LCurve, ResumeAt, Row};
 use crate::report::progress::Note;
@@ -36,7 +37,7 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Trains a model: `dp train`.
@@ -107,11 +108,24 @@ fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Optio
         return Ok(Ended { step: 0, stopped: false, checkpoint: None, signal: None });
     }
     let stop = caller.as_ref().map(|caller| caller.stop.clone());
-    let plan = Plan { stop, owner, ..plan(team, session, options, &setup, rates) };
-    let journal = team.is_root().then(|| DpJournal::open(options, setup.clone(), caller)).transpose();
+    // What the model file says of the data; the run may end with another bias.
+    let stats = Arc::new(Mutex::new(setup.model.stats.clone()));
+    let completes = setup.input.training.change_bias_after_training.then(|| shifts_bias(&setup, &stats));
+    let plan = Plan { stop, owner, completes, ..plan(team, session, options, &setup, rates) };
+    let journal = team.is_root().then(|| DpJournal::open(options, setup.clone(), stats, caller)).transpose();
     let mut journal = team.agree(journal)?;
     let journal = journal.as_mut().map(|journal| journal as &mut dyn Journal);
     Run::new(team, plan, &mut *learner, journal, &session.far_lines)?.to_the_end(team)
+}
+
+/// Shifts the energy bias for the last checkpoint.
+fn shifts_bias(setup: &Arc<Setup>, stats: &Arc<Mutex<DpStatistics>>) -> Box<Complete> {
+    let (setup, stats) = (setup.clone(), stats.clone());
+    Box::new(move |team, params| {
+        let shifted = setup.with_shifted_bias(team, params)?;
+        *stats.lock().unwrap_or_else(|e| e.into_inner()) = shifted;
+        Ok(())
+    })
 }
 
 /// The folders of the files of a run that would be destroyed by another run.
@@ -218,6 +232,7 @@ fn plan(
         disp_freq: training.disp_freq,
         record_freq: training.tensorboard.then(|| training.tensorboard_freq.max(1)),
         save_freq: training.save_freq,
+        disp_avg: training.disp_avg,
         validates: Validates::AtDisplay,
         full_validation: Some(setup.input.validating.clone()),
         averages: training
@@ -236,6 +251,7 @@ fn plan(
         meter: options.dashboard.and_then(|_| session.gpu_meter()),
         title: format!("{} on {}", options.input.name(), session.launch.host),
         stop: None,
+        completes: None,
     }
 }
 
@@ -273,11 +289,18 @@ struct DpJournal<'a> {
     first_rate: Option<f64>,
     /// Of full validations: of the parameters, and of their running mean.
     keepers: [Option<Keeper>; 2],
+    /// What checkpoints say of the data.
+    stats: Arc<Mutex<DpStatistics>>,
 }
 
 impl<'a> DpJournal<'a> {
     /// Everything before the first step has succeeded: `out.json` is written now.
-    fn open(options: &RunOptions, setup: Arc<Setup>, caller: Option<Caller<'a>>) -> Result<Self> {
+    fn open(
+        options: &RunOptions,
+        setup: Arc<Setup>,
+        stats: Arc<Mutex<DpStatistics>>,
+        caller: Option<Caller<'a>>,
+    ) -> Result<Self> {
         let training = &setup.input.training;
         if setup.resumed.is_none() {
             make_room(options, &setup.input)?;
@@ -322,6 +345,7 @@ impl<'a> DpJournal<'a> {
             first_rate: None,
             keepers,
             setup,
+            stats,
         })
     }
 
@@ -428,7 +452,7 @@ impl Journal for DpJournal<'_> {
         let state = |keeper: &Option<Keeper>| keeper.as_ref().map(Keeper::state);
         let about = DpRun {
             input: self.setup.full.clone(),
-            stats: self.setup.model.stats.clone(),
+            stats: self.stats.lock().unwrap_or_else(|e| e.into_inner()).clone(),
             min_distance: self.setup.min_distance,
             lcurve_bytes: self.lcurve.bytes_written(),
             validation: match &self.keepers {

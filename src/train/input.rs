@@ -58,6 +58,8 @@ pub struct TrainingOptions {
     /// A running mean of the parameters.
     pub ema: Option<EmaOptions>,
     pub disp_training: bool,
+    pub disp_avg: bool,
+    pub change_bias_after_training: bool,
     pub time_training: bool,
     pub stat_file: Option<PathBuf>,
     /// Gradients with a larger norm are scaled down to it; 0 means never.
@@ -168,7 +170,7 @@ impl Input {
         let root = Section::root(full);
         let training = root.section("training");
         let loss = registry::resolve(LOSSES, &root.section("loss"))?;
-        let save_ckpt = PathBuf::from(training.text("save_ckpt"));
+        let save_ckpt = save_ckpt(&training);
         let input = Input {
             validating: ValidatingOptions::resolve(
                 &root.section("validating"),
@@ -221,10 +223,16 @@ fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
 }
 
+/// What the paths of checkpoints start with.
+fn save_ckpt(training: &Section) -> PathBuf {
+    let folder = training.optional_text("save_dir").map(PathBuf::from).unwrap_or_default();
+    folder.join(training.text("save_ckpt"))
+}
+
 impl TrainingOptions {
     fn resolve(section: &Section) -> Result<TrainingOptions> {
         let path = |key: &str| PathBuf::from(section.text(key));
-        for key in ["disp_file", "save_ckpt", "stat_file"] {
+        for key in ["disp_file", "save_ckpt", "save_dir", "stat_file"] {
             if section.optional_text(key).is_some_and(|name| name.trim().is_empty()) {
                 return Err(section.error(key, err!("found \"\", wanted the name of a file")));
             }
@@ -239,7 +247,7 @@ impl TrainingOptions {
             disp_freq: section.int("disp_freq"),
             numb_btch: validation.map_or(1, |data| data.int("numb_btch")),
             save_freq: section.int("save_freq"),
-            save_ckpt: path("save_ckpt"),
+            save_ckpt: save_ckpt(section),
             max_ckpt_keep: section.int("max_ckpt_keep"),
             resume: section.text("resume") == "auto",
             keep_global_batch: section.bool("keep_global_batch"),
@@ -250,6 +258,8 @@ impl TrainingOptions {
                 keep: section.optional_int("ema_ckpt_keep").unwrap_or(section.int("max_ckpt_keep")),
             }),
             disp_training: section.bool("disp_training"),
+            disp_avg: section.bool("disp_avg"),
+            change_bias_after_training: section.bool("change_bias_after_training"),
             time_training: section.bool("time_training"),
             stat_file: section.optional_text("stat_file").map(PathBuf::from),
             gradient_max_norm: section.optional_float("gradient_max_norm").unwrap_or(0.0),
@@ -316,6 +326,7 @@ fn data_options(section: &Section) -> Result<DataOptions> {
         systems,
         search,
         batch_size,
+        min_pair_dist: section.optional_float("min_pair_dist").unwrap_or(0.0),
     })
 }
 

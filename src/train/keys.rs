@@ -68,10 +68,9 @@ static TRAINING: Table = Table::of(&[
         .unit("steps")
         .doc("Steps between lines of the learning curve."),
     Key::new("save_freq", Kind::AT_LEAST_ONE).default("1000").unit("steps").doc("Steps between checkpoints."),
-    Key::new("save_dir", Kind::Any)
+    Key::new("save_dir", Kind::OneOf(&[Kind::Text, Kind::Null]))
         .default("null")
-        .not_yet("a folder can be part of save_ckpt")
-        .doc("The folder of checkpoints."),
+        .doc("The folder of checkpoints, in which save_ckpt lies then."),
     Key::new("save_ckpt", Kind::Text)
         .default("\"model.ckpt\"")
         .doc("What the names of checkpoints start with."),
@@ -94,16 +93,18 @@ static TRAINING: Table = Table::of(&[
     Key::new("early_stopping", Kind::OneOf(&[Kind::Object(&EARLY_STOPPING), Kind::Null])).default("null").doc(
         "Phalanx only. Ends the run when full validations have stopped to improve.",
     ),
-    Key::new("change_bias_after_training", Kind::Bool)
-        .default("false")
-        .not_yet("")
-        .doc("Whether the energy bias is fitted once more at the end."),
+    Key::new("change_bias_after_training", Kind::Bool).default("false").doc(
+        "Whether the energy bias is shifted after the last step by what the model leaves unexplained of the frames that the \
+         statistics looked at.",
+    ),
     Key::new("disp_training", Kind::Bool).default("true").doc("Whether the learning curve is written."),
     Key::new("time_training", Kind::Bool).default("true").doc("Whether log lines tell the time."),
     Key::new("disp_avg", Kind::Bool)
         .default("false")
-        .not_yet("")
-        .doc("Whether lines of the learning curve are means over the steps between."),
+        .doc(
+            "Whether training errors in the learning curve are means over the steps since the line before, or since a restart. On a \
+             GPU the host then waits for every step.",
+        ),
     Key::new("profiling", Kind::Bool)
         .default("false")
         .doc("Whether the times of the parts of a step are written down."),
@@ -232,8 +233,7 @@ static TRAINING_DATA: Table = Table::of(&[
     Key::new("min_pair_dist", Kind::NOT_NEGATIVE)
         .default("0.0")
         .unit("A")
-        .not_yet("write its default 0.0, and take such frames out of the data")
-        .doc("Frames with atoms closer than this are left out of the loss."),
+        .doc("Frames with atoms closer than this are left out of training and statistics."),
     SET_PREFIX,
 ]);
 

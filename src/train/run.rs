@@ -4,6 +4,7 @@ use super::average;
 use super::caller::Ended;
 use super::collect::FarLines;
 use super::full_validation::{ErrorTable, ValidatingOptions, Verdict};
+use crate::loss::LossValue;
 use super::learner::{Learner, Snapshot, StepRate, StepReport, Turn};
 use super::signals::{self, StopHandle, StopRequest};
 use super::state::DRAWS_PER_STEP;
@@ -41,6 +42,8 @@ pub struct Plan {
     /// Steps between displays and between checkpoints; 0: only the first display, only the last checkpoint.
     pub disp_freq: u64,
     pub save_freq: u64,
+    /// Displays have the means of the steps since the last one, not the values of theirs.
+    pub disp_avg: bool,
     /// Steps between records of the journal; 0: only the first step, `None`: never. All ranks know, since they make the norm of the
     /// gradient together.
     pub record_freq: Option<u64>,
@@ -71,7 +74,12 @@ pub struct Plan {
     pub title: String,
     /// How the program that started the run ends it; `None`: by signals.
     pub stop: Option<StopHandle>,
+    /// Called on all ranks with the last parameters of a run that is complete, before they are saved.
+    pub completes: Option<Box<Complete>>,
 }
+
+/// What is done with the parameters of a complete run.
+pub type Complete = dyn Fn(&mut Team, &[f64]) -> Result<()>;
 
 /// When the validation set is looked at.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -139,6 +147,8 @@ pub struct Run<'a> {
     /// Time of this rank since the last display.
     training_time: Duration,
     testing_time: Duration,
+    /// What was seen since the last display, where displays are means.
+    interval: Interval,
     last_evaluation: Option<Instant>,
     /// Steps done.
     reached: u64,
@@ -153,6 +163,33 @@ struct Root<'a> {
     progress: Progress,
     watch: Stopwatch,
     dashboard: Option<Dashboard>,
+}
+
+/// Values of the loss, added up since the last display.
+#[derive(Default)]
+struct Interval {
+    /// Of each draw of this rank.
+    sums: Vec<Vec<f64>>,
+    steps: usize,
+}
+
+impl Interval {
+    fn add(&mut self, values: &[LossValue]) {
+        self.steps += 1;
+        self.sums.resize(values.len(), Vec::new());
+        for (sum, value) in self.sums.iter_mut().zip(values) {
+            let new = shown(value);
+            sum.resize(new.len(), 0.0);
+            sum.iter_mut().zip(new).for_each(|(sum, x)| *sum += x);
+        }
+    }
+
+    /// The means, and begins anew.
+    fn take(&mut self) -> Vec<Vec<f64>> {
+        let Interval { mut sums, steps } = std::mem::take(self);
+        sums.iter_mut().flatten().for_each(|sum| *sum /= steps as f64);
+        sums
+    }
 }
 
 /// Where the loop ended, and the signal that asked for it.
@@ -211,6 +248,7 @@ impl<'a> Run<'a> {
             training_time: Duration::ZERO,
             testing_time: Duration::ZERO,
             last_evaluation: None,
+            interval: Interval::default(),
             reached: plan.start,
             plan,
         })
@@ -236,12 +274,16 @@ impl<'a> Run<'a> {
             let rate = (self.plan.rate)(step);
             let done = step + 1;
             let wants_norm = self.records(done) || self.displays(done);
-            let wants_values = self.displays(done) || (self.records(done) && self.root.is_some());
+            let records = self.records(done) && self.root.is_some();
+            let wants_values = self.displays(done) || self.plan.disp_avg || records;
             let stop = self.stop.requested().is_some();
             let turn = Turn { step, rate, wants_values, wants_norm, stop };
             let report = self.learner.step(&turn, team, &self.profiler)?;
             self.training_time += began.elapsed();
             self.reached = done;
+            if self.plan.disp_avg {
+                self.interval.add(&report.values);
+            }
             let enough = self.after_step(team, done, rate, &report)?;
             // A caller alone need not wait for the wish to travel with the next step.
             if report.stop || (team.size() == 1 && self.stop.is_of_caller()) {
@@ -253,8 +295,8 @@ impl<'a> Run<'a> {
                 return Ok(End { done, stopped: Some(self.stop.requested().unwrap_or(0)) });
             }
             if enough {
-                if !self.saves(done) {
-                    self.save(team, done)?;
+                if done < num_steps && (!self.saves(done) || self.plan.completes.is_some()) {
+                    self.save_last(team, done)?;
                 }
                 log::info!("the errors have not improved for long enough: finished after step {done}");
                 return Ok(End { done, stopped: None });
@@ -299,7 +341,7 @@ impl<'a> Run<'a> {
         }
         let enough = self.validate_all(team, done)?;
         if self.saves(done) {
-            self.save(team, done)?;
+            if done == self.plan.num_steps { self.save_last(team, done) } else { self.save(team, done) }?;
             return Ok(self.evaluate(team, done, rate)? || enough);
         }
         Ok(enough)
@@ -347,7 +389,10 @@ impl<'a> Run<'a> {
     /// One row of the learning curve and its lines in the log: means over all ranks.
     fn display(&mut self, team: &mut Team, done: u64, rate: StepRate, report: &StepReport) -> Result<()> {
         let began = Instant::now();
-        let mine: Vec<Vec<f64>> = report.values.iter().map(shown).collect();
+        let mine: Vec<Vec<f64>> = match self.plan.disp_avg {
+            true => self.interval.take(),
+            false => report.values.iter().map(shown).collect(),
+        };
         // NaN, for a label that is missing, has no place in JSON.
         let mine: Vec<Vec<Option<f64>>> =
             mine.iter().map(|v| v.iter().map(|x| Some(*x).filter(|x| !x.is_nan())).collect()).collect();
@@ -419,14 +464,29 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Saves a checkpoint, after every rank has shown that it holds the same parameters.
     fn save(&mut self, team: &mut Team, done: u64) -> Result<()> {
-        let span = self.profiler.span(Phase::Save);
+        let snapshot = self.snapshot(team)?;
+        self.save_snapshot(team, done, snapshot)
+    }
+
+    /// Saves the last checkpoint of a run that is complete.
+    fn save_last(&mut self, team: &mut Team, done: u64) -> Result<()> {
+        let snapshot = self.snapshot(team)?;
+        self.plan.completes.as_ref().map_or(Ok(()), |complete| complete(team, &snapshot.params))?;
+        self.save_snapshot(team, done, snapshot)
+    }
+
+    fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot> {
         if let Some(spare) = self.root.as_mut().and_then(|root| root.writer.take_spare()) {
             self.learner.recycle(spare.into_numbers());
         }
         let snapshot = self.learner.snapshot(team);
-        let snapshot = team.agree(snapshot)?;
+        team.agree(snapshot)
+    }
+
+    /// Saves a checkpoint, after every rank has shown that it holds the same parameters.
+    fn save_snapshot(&mut self, team: &mut Team, done: u64, snapshot: Snapshot) -> Result<()> {
+        let span = self.profiler.span(Phase::Save);
         if team.size() > 1 {
             let hashes = team.gather(&hash(&snapshot.params))?;
             team.from_root(|| check_same(&hashes, done))?;

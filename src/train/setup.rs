@@ -12,7 +12,7 @@ use super::team::Team;
 use super::warnings;
 use crate::checkpoint::Checkpoint;
 use crate::data::field::Field;
-use crate::data::{Dataset, Frame, Wants};
+use crate::data::{Dataset, Frame, System, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
 use crate::export::stat_file::StatFile;
@@ -275,7 +275,9 @@ fn open(
     wants: &Wants,
     name: &str,
 ) -> Result<Arc<Dataset>> {
-    let opened = Dataset::open(options, &model.type_map, wants);
+    let systems = team.agree(Dataset::systems(options, &model.type_map, wants))?;
+    let systems = far_apart(team, systems, options.min_pair_dist, model.type_map.len())?;
+    let opened = Dataset::new(systems, &options.batch_size, &options.weights);
     let opened = opened.and_then(|data| check_labels(&data, name, wants).map(|()| data));
     let data = team.agree(opened)?;
     same::check_data(team, &data, name)?;
@@ -287,6 +289,41 @@ fn open(
     let checked = own.par_iter().try_for_each(|system| system.check_finite(&|_| ()));
     team.agree(checked)?;
     Ok(Arc::new(data))
+}
+
+/// Leaves out frames with atoms closer than `distance`; the reading is shared over ranks.
+fn far_apart(team: &mut Team, mut systems: Vec<System>, distance: f64, n_types: usize) -> Result<Vec<System>> {
+    if distance == 0.0 {
+        return Ok(systems);
+    }
+    let is_good = |system: &System, k: usize| -> Result<bool> {
+        let frame = system.read_frame(k)?;
+        let stat = NeighborStat::even_where_atoms_overlap(&frame, distance, n_types);
+        Ok(stat.map_err(|e| e.at(format!("{}: frame {k}", system.path)))?.min_distance >= distance)
+    };
+    let all: Vec<(usize, usize)> =
+        systems.iter().enumerate().flat_map(|(s, system)| (0..system.n_frames).map(move |k| (s, k))).collect();
+    let (rank, size) = (team.rank(), team.size());
+    let own: Vec<(usize, usize)> = all.iter().skip(rank).step_by(size).copied().collect();
+    let mine: Result<Vec<bool>> = own.par_iter().map(|&(s, k)| is_good(&systems[s], k)).collect();
+    let mine = team.agree(mine)?;
+    let everyones = team.gather(&mine)?;
+    let mut kept: Vec<Vec<usize>> = vec![Vec::new(); systems.len()];
+    for (i, &(s, k)) in all.iter().enumerate() {
+        if everyones[i % size][i / size] {
+            kept[s].push(k);
+        }
+    }
+    let n_kept: usize = kept.iter().map(Vec::len).sum();
+    log::info!("{} of {} frames have atoms closer than {distance} A and are left out", all.len() - n_kept, all.len());
+    for (system, kept) in systems.iter_mut().zip(kept) {
+        if kept.is_empty() {
+            let e = err!("{}: every frame has atoms closer than min_pair_dist, {distance} A", system.path);
+            return team.agree(Err(e.help("take it out of training_data.systems")));
+        }
+        system.keep(kept);
+    }
+    Ok(systems)
 }
 
 /// Shortest distance and largest numbers of neighbours over the whole training set, for each descriptor.
@@ -546,6 +583,17 @@ fn as_stored(mut stats: DpStatistics, model: &ModelOptions) -> DpStatistics {
         lists.into_iter().flatten().for_each(round);
     }
     stats
+}
+
+impl Setup {
+    /// Statistics in which the energy bias is shifted by what these parameters leave unexplained.
+    pub fn with_shifted_bias(&self, team: &mut Team, params: &[f64]) -> Result<DpStatistics> {
+        let frames = Drawn::new(&self.input, &self.data).frames;
+        let sampled = sample_statistics(team, &self.input, &self.data, frames)?;
+        let mut model = (*self.model).clone();
+        shift_bias(team, &mut model, params, &self.data.training, &self.input, &sampled)?;
+        Ok(model.stats)
+    }
 }
 
 /// Fits the energy bias to what the model does not explain of the new data.

@@ -92,6 +92,7 @@ impl Source for DeepmdSystem {
 /// Every system in and below a folder, or in an HDF5 file.
 pub fn open(path: &str) -> Result<Joined> {
     let options = DataOptions {
+        min_pair_dist: 0.0,
         systems: vec![path.to_owned()],
         search: true,
         patterns: None,

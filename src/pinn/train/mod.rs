@@ -119,6 +119,7 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<Option<
         disp_freq: args.log_every,
         record_freq: Some(args.log_every),
         save_freq: args.ckpt_every,
+        disp_avg: false,
         validates: Validates::AfterSave(EVALUATION_PAUSE),
         full_validation: None,
         averages: None,
@@ -135,6 +136,7 @@ fn train(team: &mut Team, session: &Session, args: &TrainArgs) -> Result<Option<
         meter: None,
         title: String::new(),
         stop: None,
+        completes: None,
     };
     let open = || -> Result<PinnJournal> {
         Ok(PinnJournal {
