@@ -99,3 +99,25 @@ fn frames_with_close_atoms_are_left_out() {
     place.input("input.json", &input);
     place.dp("train input.json").fails(&["train: every frame has atoms closer than min_pair_dist, 5 A"]);
 }
+
+#[test]
+fn mixed_precision_is_for_float32_networks_and_says_so() {
+    let place = Place::with_data();
+    let mut input = small_input(4, 4);
+    input["training"]["mixed_precision"] = json!({"output_prec": "float32", "compute_prec": "bfloat16"});
+    place.input("input.json", &input);
+    place
+        .dp("train input.json")
+        .fails(&["training.mixed_precision: the networks have float64", "\"precision\": \"float32\""]);
+    for net in ["descriptor", "fitting_net"] {
+        input["model"][net]["precision"] = json!("float32");
+    }
+    place.input("input.json", &input);
+    place.dp("train input.json").succeeds();
+    input["training"]["gpu_products"] = json!("tf32");
+    place.input("input.json", &input);
+    place.dp("train input.json").fails(&["gpu_products asks for tf32, and this for bfloat16"]);
+    input["training"]["mixed_precision"]["compute_prec"] = json!("float16");
+    place.input("input.json", &input);
+    place.dp("train input.json").fails(&["training.mixed_precision.compute_prec"]);
+}

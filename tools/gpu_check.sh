@@ -7,7 +7,7 @@
 # DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
 # TRAINED a model of the stock network after many steps: `times` and `profile` show it beside a fresh one (default: none).
 # OUT   folder for logs and the table (default: a new temporary folder).
-# Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart streaming memory
+# Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart validation streaming memory
 # lost test times utilisation start profile pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
 # each of PRECISIONS (default: float64), minutes each; `times` shows all four, or these. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
@@ -17,7 +17,7 @@ while getopts b:d:t:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; t) trained=$(realpath "$OPTARG") ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart streaming memory lost test times utilisation start profile pinn}
+sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart validation streaming memory lost test times utilisation start profile pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -63,11 +63,11 @@ END
 # without_series FOLDER [KEY]: the embedding nets themselves, or another key of the descriptor
 without_series() { sed -i "s/\"axis_neuron\"/${2:-\"embedding\": \"direct\"}, &/" "$1/input.json"; }
 
-# train FOLDER ARGUMENTS...: runs dp train input.json in a folder
+# train FOLDER ARGUMENTS...: runs dp train input.json in a folder, on DEVICE (default: cuda)
 train() {
     local folder=$1
     shift
-    (cd "$folder" && "$bin/dp" train input.json --skip-neighbor-stat --device cuda "$@" >log 2>&1)
+    (cd "$folder" && "$bin/dp" train input.json --skip-neighbor-stat --device "${DEVICE:-cuda}" "$@" >log 2>&1)
 }
 fresh() { rm -rf "$out/$1" && mkdir -p "$out/$1" && echo "$out/$1"; }
 # speed FOLDER BATCH STEPS: samples/s of the second half of a run, from the wall times of its log
@@ -275,6 +275,22 @@ for section in $sections; do
         a=$(bits "$out/shared_two") b=$(bits "$out/shared_one")
         [ "$a" = "$b" ] && [ -s "$out/shared_one/lcurve.out" ]
         result "$section" $? "two ranks on one GPU $a, one rank with twice the draws $b"
+        ;;
+    validation)
+        more=', "enable_ema": true, "ema_decay": 0.9, "validation_data": {"systems": ["'$data'/water/data_3"], "batch_size": 1}'
+        for device in cuda cpu; do
+            folder=$(fresh "validation_$device") && input "$folder/input.json" 1 40 10 float64 "$more"
+            sed -i 's/"save_freq": 1000000/"save_freq": 20/; s/}}}$/}}, "validating": {"full_validation": true, "ema_full_validation": true, "validation_freq": 20, "full_val_start": 0}}/' "$folder/input.json"
+            DEVICE=$device train "$folder"
+        done
+        a=$(cat "$out/validation_cuda"/val*.log | md5sum | cut -c1-12) b=$(cat "$out/validation_cpu"/val*.log | md5sum | cut -c1-12)
+        [ "$a" = "$b" ] && ls "$out"/validation_cuda/best_ema.ckpt-*.phx >/dev/null 2>&1
+        result "$section" $? "errors over the whole set, of parameters and their mean: cuda $a, cpu $b; $(tail -1 "$out/validation_cuda/val_ema.log")"
+        folder=$(fresh validation_parts) && cp "$out/validation_cuda"/{input.json,lcurve.out,model.ckpt-20.phx,val.log,val_ema.log} "$folder/"
+        train "$folder" --restart model.ckpt-20.phx
+        a=$(bits "$out/validation_cuda") b=$(bits "$folder")
+        [ "$a" = "$b" ]
+        result "validation restart" $? "40 steps $a, 20 of them again from a checkpoint $b"
         ;;
     restart)
         folder=$(fresh restart_whole) && input "$folder/input.json" 4 200 50 float64

@@ -18,19 +18,29 @@ pub struct Average {
     mean: Vec<f64>,
 }
 
+/// The mean that a run had, or where there was none, these parameters.
+pub fn begin(params: &[f64], resumed: Option<&Arrays>) -> Result<Vec<f64>> {
+    let saved = resumed.filter(|arrays| arrays.iter().any(|(name, _)| name == NAME));
+    let mean = match saved {
+        Some(arrays) => f64s_of(arrays, NAME)?.to_vec(),
+        None => params.to_vec(),
+    };
+    if mean.len() != params.len() {
+        return Err(err!("found {} numbers in {NAME} for {} parameters", mean.len(), params.len())
+            .help("the checkpoint is of another network"));
+    }
+    Ok(mean)
+}
+
+/// A mean for a checkpoint.
+pub fn named(mean: Vec<f64>) -> (String, Array) {
+    (NAME.to_string(), Array::F64(mean))
+}
+
 impl Average {
-    /// The mean that a run had, or where there was none, one that begins with these parameters.
+    /// See [`begin`].
     pub fn new(decay: f64, params: &[f64], resumed: Option<&Arrays>) -> Result<Self> {
-        let saved = resumed.filter(|arrays| arrays.iter().any(|(name, _)| name == NAME));
-        let mean = match saved {
-            Some(arrays) => f64s_of(arrays, NAME)?.to_vec(),
-            None => params.to_vec(),
-        };
-        if mean.len() != params.len() {
-            return Err(err!("found {} numbers in {NAME} for {} parameters", mean.len(), params.len())
-                .help("the checkpoint is of another network"));
-        }
-        Ok(Average { decay, mean })
+        Ok(Average { decay, mean: begin(params, resumed)? })
     }
 
     /// A step closer to the parameters.
@@ -48,7 +58,7 @@ impl Average {
         let mut out = spare.pop().unwrap_or_default();
         out.clear();
         out.extend_from_slice(&self.mean);
-        (NAME.to_string(), Array::F64(out))
+        named(out)
     }
 }
 

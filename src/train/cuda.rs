@@ -4,8 +4,10 @@ mod kinds;
 mod optimizer;
 mod validation;
 
+use super::average;
 use super::family::Now;
 use super::feed::{Feed, FeedOptions, Placed, frame_bytes};
+use super::full_validation::ErrorTable;
 use super::gpu_learner::{self, AHEAD, Asked, GpuFamily, GpuLearner, GpuLearnerOptions, OnDevice, Steps};
 use super::gpu_sum::Sum;
 use super::session::Session;
@@ -13,6 +15,7 @@ use super::setup::Setup;
 use super::team::Team;
 use super::validate;
 use crate::checkpoint::Arrays;
+use crate::data::field::Field;
 use crate::engine::choice::Gpu;
 use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cuda::core::{Core, Gradient, LossKind, LossTerms, PLACES, Terms};
@@ -69,12 +72,6 @@ pub fn learner(
 ) -> Result<GpuLearner<DeepPotentialOnGpu>> {
     let env = |name: &str| std::env::var(name).ok();
     let training = &setup.input.training;
-    let validating = &setup.input.validating;
-    if training.ema.is_some() || validating.live || validating.average {
-        bail!(
-            "the GPU has no running mean of the parameters (training.enable_ema) and no full validation (validating)"
-        );
-    }
     let Some(optimizer) = DeviceOptimizer::find(setup) else {
         bail!("the GPU has no optimizer but Adam, AdamW and HybridMuon");
     };
@@ -128,7 +125,11 @@ impl DeepPotentialOnGpu {
     ) -> Result<Core> {
         let loss = &setup.input.loss;
         let frames: usize = setup.data.training.systems.iter().map(|s| s.n_frames).sum();
-        let terms = Terms { loss: Some(loss_terms(loss, start_lr)), virial: loss.virial.is_used() };
+        let validating = &setup.input.validating;
+        let validates = (validating.live || validating.average)
+            && setup.data.validation.iter().any(|data| data.systems.iter().any(|s| s.has(Field::Virial)));
+        let virial = loss.virial.is_used() || validates;
+        let terms = Terms { loss: Some(loss_terms(loss, start_lr)), virial };
         let capacity = frames + validation_slots(setup);
         let mut core = Core::new(device, &setup.model, setup.min_distance, capacity, terms)?;
         if let Some(largest) = kinds::largest_of_many(setup) {
@@ -137,6 +138,10 @@ impl DeepPotentialOnGpu {
         }
         core.set_params(&setup.params)?;
         optimizer.prepare(&mut core)?;
+        if let Some(ema) = &setup.input.training.ema {
+            let saved = setup.resumed.as_ref().map(|state| &state.optimizer);
+            core.use_average(ema.decay, &average::begin(&setup.params, saved)?)?;
+        }
         let Some(state) = &setup.resumed else {
             core.adapt_if_needed(&setup.params)?;
             return Ok(core);
@@ -184,6 +189,14 @@ impl DeepPotentialOnGpu {
     /// The largest tail of the series so far, on the device.
     fn set_tail(&self, tail: f64) -> Result<()> {
         self.core.network.status.write_bytes(std::mem::offset_of!(Status, tail), tail.as_bytes())
+    }
+
+    /// The running mean of the parameters.
+    fn average(&self) -> Result<Option<Vec<f64>>> {
+        let Some(buffer) = self.core.average() else { return Ok(None) };
+        let mut mean = vec![0.0; self.core.network.n_params];
+        buffer.read(0, &mut mean)?;
+        Ok(Some(mean))
     }
 
     /// The values of the loss that stand at a place.
@@ -337,13 +350,15 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 
     fn update(&self, wants_norm: bool) -> Result<()> {
-        self.core.update(Gradient::Flat, wants_norm)
+        self.core.update(Gradient::Flat, wants_norm)?;
+        self.core.follow()
     }
 
     unsafe fn whole_step(&self, shape: &Shape) -> Result<()> {
         if self.optimizer.takes_pieces() {
             // SAFETY: the caller's word.
-            return unsafe { self.core.whole_step(shape) };
+            unsafe { self.core.whole_step(shape)? };
+            return self.core.follow();
         }
         // SAFETY: as above.
         unsafe { self.gradient(shape)? };
@@ -351,7 +366,9 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 
     fn optimizer_state(&self) -> Result<Arrays> {
-        self.optimizer.save(&self.core)
+        let mut saved = self.optimizer.save(&self.core)?;
+        saved.extend(self.average()?.map(average::named));
+        Ok(saved)
     }
 
     fn value(&self, _slots: &Vec<u32>, asked: &Asked) -> Result<LossValue> {
@@ -394,6 +411,19 @@ impl GpuFamily for DeepPotentialOnGpu {
         }
         let local = self.own_batches(steps, team, display, rate);
         validate::mean_over_ranks(team, local)
+    }
+
+    fn validate_all(&mut self, steps: &mut Steps, team: &mut Team, average: bool) -> Result<ErrorTable> {
+        let Some(mean) = self.average()?.filter(|_| average) else {
+            let local = self.own_frames(steps, team);
+            return validate::table_of_ranks(team, local);
+        };
+        let params = self.core.params()?;
+        self.core.set_params(&mean)?;
+        self.core.adapt_if_needed(&mean)?;
+        let local = self.own_frames(steps, team);
+        self.core.set_params(&params)?;
+        validate::table_of_ranks(team, local)
     }
 }
 

@@ -2,6 +2,7 @@
 //! ahead of it, replays recorded steps, and looks now and then at what the device found out.
 
 use super::family::Now;
+use super::full_validation::ErrorTable;
 use super::gpu_sum::Sum;
 use super::learner::{Learner, Snapshot, StepReport, Turn};
 use super::replay::Recordings;
@@ -132,6 +133,11 @@ pub trait GpuFamily {
 
     /// Mean errors on the validation set: see [`Learner::validate`].
     fn validate(&mut self, steps: &mut Steps, team: &mut Team, display: u64, rate: f64) -> Result<Vec<f64>>;
+
+    /// Errors over the whole validation set: see [`Learner::validate_all`].
+    fn validate_all(&mut self, _steps: &mut Steps, _team: &mut Team, _average: bool) -> Result<ErrorTable> {
+        unreachable!("no input of this family asks for it")
+    }
 }
 
 /// What every network has on a GPU.
@@ -526,6 +532,11 @@ impl<F: GpuFamily> Learner for GpuLearner<F> {
 
     fn validate(&mut self, team: &mut Team, display: u64, lr: f64) -> Result<Vec<f64>> {
         self.family.validate(&mut self.steps, team, display, lr)
+    }
+
+    fn validate_all(&mut self, team: &mut Team, average: bool) -> Result<ErrorTable> {
+        self.wait(team)?;
+        self.family.validate_all(&mut self.steps, team, average)
     }
 
     fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot> {

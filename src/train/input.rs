@@ -8,7 +8,7 @@ use crate::error::{ErrorKind, Result};
 use crate::loss::LOSSES;
 use crate::loss::options::EnerLossOptions;
 use crate::memory::afford;
-use crate::model::dp::options::ModelOptions;
+use crate::model::dp::options::{ModelOptions, Precision};
 use crate::optim::kalman::KalmanOptions;
 use crate::optim::options::LearningRatePlan;
 use crate::optim::{OPTIMIZERS, OptimizerChoice};
@@ -191,6 +191,12 @@ impl Input {
             )
             .help("leave the key out, or take another optimizer"));
         }
+        let mixed = training.optional_section("mixed_precision").is_some();
+        if mixed && input.model.precision() == Precision::Float64 {
+            return Err(training
+                .error("mixed_precision", err!("the networks have float64"))
+                .help("write \"precision\": \"float32\" into model.descriptor and model.fitting_net"));
+        }
         if let Length::Steps(steps) = input.training.length {
             input.learning_rate.for_steps(steps)?; // a warm-up longer than the run is known already
         }
@@ -221,6 +227,22 @@ impl Input {
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
+}
+
+/// How products of float32 networks are made; `mixed_precision` is DeePMD-kit's word for one of the ways.
+fn gpu_products(training: &Section) -> Result<GpuProducts> {
+    let own = match training.text("gpu_products") {
+        "tf32" => GpuProducts::Tf32,
+        "bf16" => GpuProducts::Bf16,
+        _ => GpuProducts::Full,
+    };
+    match (training.optional_section("mixed_precision").is_some(), own) {
+        (false, _) => Ok(own),
+        (true, GpuProducts::Tf32) => Err(training
+            .error("mixed_precision", err!("gpu_products asks for tf32, and this for bfloat16"))
+            .help("leave out one of them")),
+        (true, _) => Ok(GpuProducts::Bf16),
+    }
 }
 
 /// What the paths of checkpoints start with.
@@ -272,11 +294,7 @@ impl TrainingOptions {
             reproducible: section.bool("reproducible"),
             geometry_cache_bytes: (section.float("geometry_cache") * 1e6) as u64,
             gpu_memory: section.float("gpu_memory").min(1.0),
-            gpu_products: match section.text("gpu_products") {
-                "tf32" => GpuProducts::Tf32,
-                "bf16" => GpuProducts::Bf16,
-                _ => GpuProducts::Full,
-            },
+            gpu_products: gpu_products(section)?,
             stall_timeout: stall_timeout(section)?,
         })
     }

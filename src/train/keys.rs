@@ -43,12 +43,9 @@ static TRAINING: Table = Table::of(&[
         .not_yet("")
         .doc("Epochs of the models of a multi-task training."),
     Key::new("data_dict", Kind::Any).optional().not_yet("").doc("The data of a multi-task training."),
-    Key::new("mixed_precision", Kind::Any)
-        .optional()
-        .not_yet(
-            "leave it out: DeePMD-kit's TensorFlow backend alone has it; training.gpu_products rounds the factors of products on a GPU",
-        )
-        .doc("Arithmetic in half precision."),
+    Key::new("mixed_precision", Kind::Object(&MIXED_PRECISION)).optional().doc(
+        "Products of float32 networks with factors of bfloat16 on a GPU: as gpu_products \"bf16\".",
+    ),
     Key::new("numb_steps", Kind::AT_LEAST_ONE)
         .aliases(&["stop_batch", "num_step", "num_steps", "numb_step"])
         .optional()
@@ -81,8 +78,7 @@ static TRAINING: Table = Table::of(&[
         .default("null")
         .doc("Checkpoints that are kept, as a part of all that are saved; in place of max_ckpt_keep and ema_ckpt_keep."),
     Key::new("enable_ema", Kind::Bool).default("false").doc(
-        "Whether a running mean of the parameters is kept and saved too, as model_ema.ckpt where save_ckpt is model.ckpt. On the \
-         CPU only.",
+        "Whether a running mean of the parameters is kept and saved too, as model_ema.ckpt where save_ckpt is model.ckpt.",
     ),
     Key::new("ema_decay", Kind::float(0.0, true, 1.0, false))
         .default("0.999")
@@ -174,6 +170,14 @@ static TRAINING: Table = Table::of(&[
     ),
 ]);
 
+static MIXED_PRECISION: Table = Table::of(&[
+    Key::new("output_prec", Kind::choice(&["float32"]))
+        .default("\"float32\"")
+        .doc("The precision of parameters and sums."),
+    Key::new("compute_prec", Kind::Choice(Choice { known: &["bfloat16"], not_yet: &["float16"] }))
+        .doc("The precision of the factors of products."),
+]);
+
 static EARLY_STOPPING: Table = Table::of(&[Key::new("patience", Kind::AT_LEAST_ONE)
     .unit("validations")
     .doc("Full validations without a new best one after which the run ends.")]);
@@ -251,7 +255,7 @@ static VALIDATION_DATA: Table = Table::of(&[
 ]);
 
 static VALIDATING: Table = Table::of(&[
-    Key::new("full_validation", Kind::Bool).default("false").doc("Whether it is done. On the CPU only."),
+    Key::new("full_validation", Kind::Bool).default("false").doc("Whether it is done."),
     Key::new("ema_full_validation", Kind::Bool)
         .default("false")
         .doc("Whether it is done for the running mean of the parameters, with a log and best checkpoints of its own."),

@@ -292,7 +292,12 @@ fn open(
 }
 
 /// Leaves out frames with atoms closer than `distance`; the reading is shared over ranks.
-fn far_apart(team: &mut Team, mut systems: Vec<System>, distance: f64, n_types: usize) -> Result<Vec<System>> {
+fn far_apart(
+    team: &mut Team,
+    mut systems: Vec<System>,
+    distance: f64,
+    n_types: usize,
+) -> Result<Vec<System>> {
     if distance == 0.0 {
         return Ok(systems);
     }
@@ -301,8 +306,11 @@ fn far_apart(team: &mut Team, mut systems: Vec<System>, distance: f64, n_types: 
         let stat = NeighborStat::even_where_atoms_overlap(&frame, distance, n_types);
         Ok(stat.map_err(|e| e.at(format!("{}: frame {k}", system.path)))?.min_distance >= distance)
     };
-    let all: Vec<(usize, usize)> =
-        systems.iter().enumerate().flat_map(|(s, system)| (0..system.n_frames).map(move |k| (s, k))).collect();
+    let all: Vec<(usize, usize)> = systems
+        .iter()
+        .enumerate()
+        .flat_map(|(s, system)| (0..system.n_frames).map(move |k| (s, k)))
+        .collect();
     let (rank, size) = (team.rank(), team.size());
     let own: Vec<(usize, usize)> = all.iter().skip(rank).step_by(size).copied().collect();
     let mine: Result<Vec<bool>> = own.par_iter().map(|&(s, k)| is_good(&systems[s], k)).collect();
@@ -315,7 +323,11 @@ fn far_apart(team: &mut Team, mut systems: Vec<System>, distance: f64, n_types: 
         }
     }
     let n_kept: usize = kept.iter().map(Vec::len).sum();
-    log::info!("{} of {} frames have atoms closer than {distance} A and are left out", all.len() - n_kept, all.len());
+    log::info!(
+        "{} of {} frames have atoms closer than {distance} A and are left out",
+        all.len() - n_kept,
+        all.len()
+    );
     for (system, kept) in systems.iter_mut().zip(kept) {
         if kept.is_empty() {
             let e = err!("{}: every frame has atoms closer than min_pair_dist, {distance} A", system.path);

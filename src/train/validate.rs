@@ -44,19 +44,37 @@ impl<E: Engine> Validation<DeepPotential<E>> for DrawnBatches<E> {
         team: &mut Team,
     ) -> Result<ErrorTable> {
         let local = self.own_frames(family, params, team);
-        let mine: Vec<(usize, Vec<u64>)> = team.agree(local)?;
-        let mut all: Vec<(usize, Vec<u64>)> = team.gather(&mine)?.into_iter().flatten().collect();
-        all.sort_by_key(|(frame, _)| *frame);
-        let mut table = ErrorTable::default();
-        for (_, bits) in all {
-            for (sums, bits) in table.iter_mut().zip(bits.chunks(3)) {
-                sums.absolute += f64::from_bits(bits[0]);
-                sums.square += f64::from_bits(bits[1]);
-                sums.count += f64::from_bits(bits[2]);
-            }
-        }
-        Ok(table)
+        table_of_ranks(team, local)
     }
+}
+
+/// The number of a frame, and the bits of its errors' sums.
+pub type FrameErrors = (usize, Vec<u64>);
+
+/// Errors over the frames of all ranks, always added up in the order of the frames.
+pub fn table_of_ranks(team: &mut Team, local: Result<Vec<FrameErrors>>) -> Result<ErrorTable> {
+    let mine = team.agree(local)?;
+    let mut all: Vec<FrameErrors> = team.gather(&mine)?.into_iter().flatten().collect();
+    all.sort_by_key(|(frame, _)| *frame);
+    let mut table = ErrorTable::default();
+    for (_, bits) in all {
+        for (sums, bits) in table.iter_mut().zip(bits.chunks(3)) {
+            sums.absolute += f64::from_bits(bits[0]);
+            sums.square += f64::from_bits(bits[1]);
+            sums.count += f64::from_bits(bits[2]);
+        }
+    }
+    Ok(table)
+}
+
+/// What each rank looks at of a data set: all frames, and the numbers of its own. Every rank has one at least: engines that adapt to the
+/// parameters must do so on all of them.
+pub fn shared_frames(data: &Dataset, team: &Team) -> (Vec<FrameId>, impl Iterator<Item = usize> + use<>) {
+    let systems = data.systems.iter().enumerate();
+    let frames: Vec<FrameId> =
+        systems.flat_map(|(system, s)| (0..s.n_frames).map(move |frame| FrameId { system, frame })).collect();
+    let own = (team.rank()..frames.len().max(team.rank() + 1)).step_by(team.size());
+    (frames, own)
 }
 
 impl<E: Engine> DrawnBatches<E> {
@@ -101,21 +119,15 @@ impl<E: Engine> DrawnBatches<E> {
         family: &mut DeepPotential<E>,
         params: &[f64],
         team: &Team,
-    ) -> Result<Vec<(usize, Vec<u64>)>> {
-        let systems = self.data.systems.iter().enumerate();
-        let frames: Vec<FrameId> = systems
-            .flat_map(|(system, s)| (0..s.n_frames).map(move |frame| FrameId { system, frame }))
-            .collect();
+    ) -> Result<Vec<FrameErrors>> {
+        let (frames, own) = shared_frames(&self.data, team);
         let prepare = family.engine.preparer();
         let (mut found, mut out) = (Vec::new(), Prediction::default());
-        // Every rank looks at some frame: engines that adapt to the parameters must do so on all of them.
-        for k in (team.rank()..frames.len().max(team.rank() + 1)).step_by(team.size()) {
+        for k in own {
             let loaded = self.load(frames[k % frames.len()], &*prepare)?;
             family.engine.evaluate(&mut out, params, &[&loaded.prepared]);
-            let sums = errors_of(&loaded.frame, &out);
             if k < frames.len() {
-                let numbers = sums.iter().flat_map(|s| [s.absolute, s.square, s.count]);
-                found.push((k, numbers.map(f64::to_bits).collect()));
+                found.push((k, errors_of(&loaded.frame, &out)));
             }
         }
         Ok(found)
@@ -138,8 +150,8 @@ impl<E: Engine> DrawnBatches<E> {
     }
 }
 
-/// The errors of one frame; nothing where it has no label. Stress and virial are those of periodic frames.
-fn errors_of(frame: &Frame, out: &Prediction) -> ErrorTable {
+/// Bits of the sums of errors of one frame; nothing where it has no label. Stress and virial are those of periodic frames.
+pub fn errors_of(frame: &Frame, out: &Prediction) -> Vec<u64> {
     let n = frame.types.iter().filter(|&&t| t >= 0).count() as f64;
     let mut table = ErrorTable::default();
     let mut add = |quantity: Quantity, error: f64| {
@@ -166,7 +178,7 @@ fn errors_of(frame: &Frame, out: &Prediction) -> ErrorTable {
             add(Quantity::Virial, (virial - label) / n);
         }
     }
-    table
+    table.iter().flat_map(|s| [s.absolute, s.square, s.count]).map(f64::to_bits).collect()
 }
 
 /// Means over the batches of all ranks, weighted by atoms, always in the order of the batches.

@@ -3,7 +3,7 @@
 mod series;
 
 use super::direct::Direct;
-use super::frame::HostFrame;
+use super::frame::{Facts, HostFrame};
 use super::layout::{Batch, TURN_HEADER, Turn, View};
 use super::muon::{Muon, MuonPlan};
 use super::network::{Network, PER_BLOCK, SeriesOnDevice};
@@ -14,10 +14,11 @@ use super::shape::{Content, FrameShape, Shape, work_bytes};
 use super::share::Share;
 use super::store::Store;
 use crate::Result;
+use crate::engine::Prediction;
 use crate::engine::cpu::argument_range;
 use crate::engine::cpu::pool::Pool;
 use crate::gpu::launch::Parameters;
-use crate::gpu::{Buffer, Device, Event, Kernel, Launch, Pinned, Ptr, Stream};
+use crate::gpu::{Buffer, Device, DevicePtr, Event, Kernel, Launch, Pinned, Ptr, Stream};
 use crate::model::dp::Dp;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -115,6 +116,8 @@ pub struct Core {
     trained: Buffer<u32>,
     /// The optimiser, where it is not Adam.
     muon: Option<Muon>,
+    /// A running mean of the parameters, and the part of the way that it goes in a step.
+    average: Option<(Buffer<f64>, f64)>,
     work: Option<Buffer<u8>>,
     /// By kind, with when they were used last.
     shapes: HashMap<u128, (Arc<Shape>, u64)>,
@@ -174,6 +177,7 @@ impl Core {
             trained: Buffer::of(device, &trained, "tables")?,
             views: Buffer::of(device, &views, "tables")?,
             muon: None,
+            average: None,
             work: None,
             shapes: HashMap::new(),
             uses: 0,
@@ -715,6 +719,53 @@ impl Core {
     /// How far gradient and mean of each matrix have agreed, where the optimiser is HybridMuon.
     pub fn alignment(&self) -> Option<&Buffer<f64>> {
         self.muon.as_ref().map(|muon| &muon.alignment)
+    }
+
+    /// From now on there is a running mean of the parameters, which begins so.
+    pub fn use_average(&mut self, decay: f64, mean: &[f64]) -> Result<()> {
+        self.average = Some((Buffer::of(&self.device, mean, "the mean of the parameters")?, 1.0 - decay));
+        Ok(())
+    }
+
+    /// The running mean of the parameters.
+    pub fn average(&self) -> Option<&Buffer<f64>> {
+        self.average.as_ref().map(|(mean, _)| mean)
+    }
+
+    /// The mean follows the parameters of this step, where there is one.
+    pub fn follow(&self) -> Result<()> {
+        let Some((mean, part)) = &self.average else { return Ok(()) };
+        let n = self.network.n_params;
+        let arguments = (self.network.params.ptr(), mean.ptr(), n as u64, *part);
+        // SAFETY: see the module of this engine; the mean is as long as the parameters.
+        unsafe { self.start(FOLLOW, Launch::new(n.div_ceil(256), 256), arguments) }
+    }
+
+    /// What the first pass has found of a batch that was evaluated last.
+    pub fn prediction(&self, out: &mut Prediction, shape: &Shape, slots: &[u32]) -> Result<()> {
+        let facts: Vec<&Facts> = slots.iter().map(|&slot| &**self.store.facts(slot as usize)).collect();
+        let n_atoms = |facts: &&Facts| facts.shape.n_atoms;
+        let (n, stride) = (facts.len(), facts.iter().map(n_atoms).max().unwrap_or(0));
+        let (mut energy, mut force) = (vec![0.0; n * stride], vec![0.0; 3 * n * stride]);
+        // SAFETY: the shape has room for the atoms and frames of this batch.
+        let read = |from: DevicePtr, to: &mut [f64]| unsafe { self.device.read_at(from, to) };
+        out.energy = vec![0.0; n];
+        let mut virial = vec![0.0; 9 * n];
+        read(shape.batch.energy, &mut out.energy)?;
+        read(shape.batch.virial, &mut virial)?;
+        read(shape.batch.atom_energy, &mut energy)?;
+        read(shape.batch.force, &mut force)?;
+        out.virial = virial.as_chunks::<9>().0.to_vec();
+        (out.atom_energy, out.force) = (Vec::new(), Vec::new());
+        for (f, facts) in facts.iter().enumerate() {
+            // Virtual atoms have no row: what stands in their place is of another batch.
+            for (atom, real) in facts.real_atoms().into_iter().enumerate() {
+                let at = f * stride + atom;
+                out.atom_energy.push(if real { energy[at] } else { 0.0 });
+                out.force.extend((0..3).map(|k| if real { force[3 * at + k] } else { 0.0 }));
+            }
+        }
+        Ok(())
     }
 
     /// The optimiser on some blocks of views.

@@ -37,7 +37,6 @@ use crate::model::dp::Dp;
 use crate::model::dp::options::Form;
 use crate::{Result, err};
 use frame::HostFrame;
-use shape::Shape;
 use std::sync::Arc;
 
 /// What the kernels compute for this model; an error where they cannot.
@@ -110,33 +109,7 @@ impl CudaEngine {
         self.core.set_turn(&shape, &layout::Turn { count: 1.0, ..Default::default() }, &self.slots)?;
         // SAFETY: both are of these slots.
         unsafe { self.core.first_pass(&shape)? };
-        self.download(out, &shape, batch)
-    }
-
-    fn download(&self, out: &mut Prediction, shape: &Shape, batch: &[&HostFrame]) -> Result<()> {
-        let (n, stride) = (batch.len(), atom_stride(batch));
-        let (mut energy, mut force) = (vec![0.0; n * stride], vec![0.0; 3 * n * stride]);
-        // SAFETY: the shape has room for the atoms and frames of this batch.
-        let read = |from: DevicePtr, to: &mut [f64]| unsafe { self.core.device.read_at(from, to) };
-        out.energy = vec![0.0; n];
-        let mut virial = vec![0.0; 9 * n];
-        read(shape.batch.energy, &mut out.energy)?;
-        read(shape.batch.virial, &mut virial)?;
-        read(shape.batch.atom_energy, &mut energy)?;
-        read(shape.batch.force, &mut force)?;
-        out.virial = virial.as_chunks::<9>().0.to_vec();
-        (out.atom_energy, out.force) = (Vec::new(), Vec::new());
-        for (f, frame) in batch.iter().enumerate() {
-            let n_atoms = frame.facts.shape.n_atoms;
-            // Virtual atoms have no row: what stands in their place is of another batch.
-            let real = frame.facts.real_atoms();
-            for atom in 0..n_atoms {
-                let at = f * stride + atom;
-                out.atom_energy.push(if real[atom] { energy[at] } else { 0.0 });
-                out.force.extend((0..3).map(|k| if real[atom] { force[3 * at + k] } else { 0.0 }));
-            }
-        }
-        Ok(())
+        self.core.prediction(out, &shape, &self.slots)
     }
 
     /// [`Engine::backward`] that can fail.

@@ -72,6 +72,7 @@ kernels! {
     ADAM = "adam" (
         Ptr<f64>, Ptr<f64>, Ptr<f64>, Ptr<f64>, Ptr<f64>, i32, Ptr<View>, i32, u64, Ptr<Turn>, Ptr<Status>, i32, i32, i32
     );
+    FOLLOW = "follow" (Ptr<f64>, Ptr<f64>, u64, f64);
     MUON_PREPARE = "muon_prepare" (Muon, i32);
     MUON_MEASURE = "muon_measure" (Muon);
     MUON_POLYNOMIAL = "muon_polynomial" (Muon, i32, i32);
@@ -126,7 +127,7 @@ fn program(numbers: Numbers, form: Form, env: &dyn Fn(&str) -> Option<String>) -
         signatures: signatures().into_iter().chain(products::signatures()).collect(),
         always: |kernel| {
             !["product_", "direct_", "muon_"].iter().any(|kind| kernel.starts_with(kind))
-                && ![PAIR_FORCES_FAR.name(), FORCES_LISTED_FAR.name()].contains(&kernel)
+                && ![PAIR_FORCES_FAR.name(), FORCES_LISTED_FAR.name(), FOLLOW.name()].contains(&kernel)
                 && !EVALUATION.contains(&kernel)
         },
         overlaps: is_on("PHALANX_OVERLAP"),
@@ -163,8 +164,15 @@ mod tests {
         for kernel in &kernels {
             let name: String = kernel.chars().take(120).collect();
             let body = kernel.split("\n}\n").next().unwrap_or_default();
-            let waits =
-                ["after_previous();", "::run(p);", "_of_row<", "_of_rows<", "_of_pairs<", "_of_tiles<", " describe<"];
+            let waits = [
+                "after_previous();",
+                "::run(p);",
+                "_of_row<",
+                "_of_rows<",
+                "_of_pairs<",
+                "_of_tiles<",
+                " describe<",
+            ];
             assert!(waits.iter().any(|call| body.contains(call)), "{name}");
         }
         let run = source.split("void run(const Products& p) {").nth(1).expect("products have one body");

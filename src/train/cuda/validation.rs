@@ -2,9 +2,10 @@
 
 use super::super::setup::Setup;
 use super::super::team::Team;
-use super::super::validate;
+use super::super::validate::{self, FrameErrors};
 use super::{DeepPotentialOnGpu, Steps};
 use crate::Result;
+use crate::engine::Prediction;
 use crate::engine::cuda::frame::HostFrame;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
 use std::collections::HashMap;
@@ -68,6 +69,25 @@ impl DeepPotentialOnGpu {
             out.push((batch, atoms as f64, validate::shown(&value)));
         }
         Ok(out)
+    }
+
+    /// Errors of this rank's frames of the whole validation set.
+    pub(super) fn own_frames(&mut self, steps: &mut Steps, team: &mut Team) -> Result<Vec<FrameErrors>> {
+        let Some(data) = self.setup.data.validation.clone() else { return Ok(Vec::new()) };
+        let (frames, own) = validate::shared_frames(&data, team);
+        let (mut found, mut out) = (Vec::new(), Prediction::default());
+        for k in own {
+            let id = frames[k % frames.len()];
+            let slots = self.validation_slots(&[id])?;
+            steps.errors(self, &slots, self.start_lr, team)?;
+            let shape = self.core.shape(&slots)?;
+            self.core.prediction(&mut out, &shape, &slots)?;
+            if k < frames.len() {
+                let frame = data.systems[id.system].read_frame(id.frame)?;
+                found.push((k, validate::errors_of(&frame, &out)));
+            }
+        }
+        Ok(found)
     }
 
     /// Where frames of the validation set are, after those that are absent were brought.

@@ -7,7 +7,7 @@ use super::super::network::{Network, SeriesOnDevice, padded};
 use super::super::products::{Operands, ProductLaunch};
 use super::super::program::{
     ADJOINT_LISTED, DESCRIPTOR, DESCRIPTOR_ADJOINT, DESCRIPTOR_LISTED, FEATURES_LISTED, FORCES_LISTED,
-    FORCES_LISTED_FAR,     SELECT_NEIGHBORS,
+    FORCES_LISTED_FAR, SELECT_NEIGHBORS,
 };
 use super::super::share::{Share, numbers_of_features, rows_in_turn};
 use super::WARP_ROWS;

@@ -149,8 +149,7 @@ fn one_sided_nets_excluded_pairs_and_isolated_atoms_agree_with_the_cpu() {
 #[test]
 fn distances_alone_with_excluded_pairs_agree_with_the_cpu() {
     for exclude_types in [vec![], vec![(0, 1)]] {
-        let descriptor =
-            DescriptorOptions { exclude_types, kind: DescriptorKind::SeE2R(SeE2R), ..options() };
+        let descriptor = DescriptorOptions { exclude_types, kind: DescriptorKind::SeE2R(SeE2R), ..options() };
         // Forces of this model are small beside the unit in which they are added up.
         compare_model(Numbers::F64, model(descriptor), 1e-9, CHUNK_ROWS);
     }
