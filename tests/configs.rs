@@ -1,9 +1,11 @@
 //! Whole input files: good ones are read as meant, broken ones give exactly the message beside them.
 
+use phalanx::data::field::Need;
 use phalanx::data::options::{BatchSize, SystemWeights};
 use phalanx::loss::options::{EnerLossOptions, HuberDeltas, LossFunction};
 use phalanx::model::activation::Activation;
-use phalanx::model::dp::options::{DescriptorOptions, Embedding, Form, Precision, Sel};
+use phalanx::model::dp::fitting::{Dos, Property};
+use phalanx::model::dp::options::{DescriptorOptions, Embedding, FittingKind, Form, Precision, Sel};
 use phalanx::optim::AdamOptions;
 use phalanx::optim::options::{ScaleByWorker, Schedule, Shape, Warmup, WsdDecay};
 use phalanx::train::input::{Input, Length, doc_train_input};
@@ -135,6 +137,23 @@ fn old_layouts_and_aliases_arrive_where_the_new_ones_do() {
     assert_eq!(aliases.optimizer.options(), Some(&adam_w));
     assert_eq!(aliases.learning_rate.warmup, Warmup::Steps(100));
     assert_eq!(full["training"]["numb_epoch"], 2.5);
+}
+
+#[test]
+fn other_outputs_than_energies_are_read_as_meant() {
+    let (dos, full) = good("dos.json");
+    assert_eq!(dos.model.fitting.kind, FittingKind::Dos(Dos { numb_dos: 250 }));
+    assert_eq!(dos.loss.columns(), ["rmse_global_dos", "rmse_global_cdf"]);
+    assert_eq!(full["model"]["fitting_net"]["precision"], "float64");
+    let wants = dos.loss.wants(&dos.model.fitting).output.unwrap();
+    assert_eq!((wants.name.as_str(), wants.width), ("dos", 250));
+    assert_eq!((wants.of_frames, wants.of_atoms), (Need::Optional, Need::No));
+    let (property, full) = good("property.json");
+    let own = Property { name: "band_gap".into(), task_dim: 1, is_intensive: true, distinguish_types: true };
+    assert_eq!(property.model.fitting.kind, FittingKind::Property(own));
+    assert_eq!(property.loss.columns(), ["mae", "rmse"]);
+    assert_eq!(full["loss"]["beta"], 1.0);
+    assert_eq!(property.loss.wants(&property.model.fitting).output.unwrap().of_frames, Need::Must);
 }
 
 #[test]

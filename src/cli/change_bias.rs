@@ -114,7 +114,10 @@ fn given_bias(values: &[f64], model: &DpModel) -> Result<Vec<f64>> {
     let (names, width) = (&model.options.type_map, model.options.fitting.output().width);
     if values.len() != names.len() * width {
         let wanted = if width == 1 { "one".to_string() } else { width.to_string() };
-        return Err(err!("--bias-value: found {} numbers, wanted {wanted} for each of {names:?}", values.len()));
+        return Err(err!(
+            "--bias-value: found {} numbers, wanted {wanted} for each of {names:?}",
+            values.len()
+        ));
     }
     match values.iter().find(|x| !x.is_finite()) {
         Some(x) => bail!("--bias-value: {x} is not a bias"),
@@ -167,8 +170,7 @@ fn sample(args: &BiasArgs, paths: &[String]) -> Result<Sampled> {
         of_frames: Need::Optional,
         of_atoms: Need::Optional,
     };
-    let wants =
-        Wants { energy: is_energy, output: (!is_energy).then_some(label), ..predictor.wants() };
+    let wants = Wants { energy: is_energy, output: (!is_energy).then_some(label), ..predictor.wants() };
     let (mut sums, mut rest, mut n_frames) = (None, None, 0);
     let add = |sums: &mut Option<Sums>, more: Sums| {
         *sums = Some(match sums.take() {

@@ -103,7 +103,9 @@ impl Field {
             Field::Aparam => &["aparam"],
             Field::RealAtomTypes => &["real_atom_types"],
             Field::Output => return vec![output.to_string().into()],
-            Field::AtomOutput => return ["atom", "atomic"].map(|of| format!("{of}_{output}").into()).to_vec(),
+            Field::AtomOutput => {
+                return ["atom", "atomic"].map(|of| format!("{of}_{output}").into()).to_vec();
+            }
         };
         fixed.iter().map(|&name| name.into()).collect()
     }

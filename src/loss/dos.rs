@@ -33,7 +33,11 @@ const KEYS: &[Key] = &[
     pref("limit_pref_dos", "0.0", "Prefactor of that term in the limit."),
     pref("start_pref_cdf", "0.0", "Prefactor at the start of the running sums over the grid, of frames."),
     pref("limit_pref_cdf", "0.0", "Prefactor of that term in the limit."),
-    pref("start_pref_ados", "1.0", "Prefactor at the start of the density of states of atoms (atom_dos.npy)."),
+    pref(
+        "start_pref_ados",
+        "1.0",
+        "Prefactor at the start of the density of states of atoms (atom_dos.npy).",
+    ),
     pref("limit_pref_ados", "1.0", "Prefactor of that term in the limit."),
     pref("start_pref_acdf", "0.0", "Prefactor at the start of the running sums over the grid, of atoms."),
     pref("limit_pref_acdf", "0.0", "Prefactor of that term in the limit."),
@@ -64,8 +68,9 @@ const TERMS: [DosTerm; 4] = [
 
 impl DosLossOptions {
     fn resolve(section: &Section) -> Result<Self> {
-        let options =
-            DosLossOptions { prefactors: TERMS.map(|term| prefactor(section, &term.key["start_pref_".len()..])) };
+        let options = DosLossOptions {
+            prefactors: TERMS.map(|term| prefactor(section, &term.key["start_pref_".len()..])),
+        };
         if options.used().next().is_none() {
             return Err(err!(
                 "every term has a prefactor of zero at the start or in the limit, so nothing is trained"
@@ -169,7 +174,8 @@ impl DosLoss {
         let labels: Vec<&[f64]> = frames.iter().map(|f| f.labels.output.as_deref()).collect::<Option<_>>()?;
         for (f, label) in labels.into_iter().enumerate() {
             let at = f * self.width..(f + 1) * self.width;
-            sum += add_squares(&mut seeds.dl_output[at.clone()], &out.output[at], label, summed, weight / count);
+            sum +=
+                add_squares(&mut seeds.dl_output[at.clone()], &out.output[at], label, summed, weight / count);
         }
         Some(sum / count)
     }

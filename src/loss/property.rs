@@ -67,7 +67,8 @@ pub struct PropertyLossOptions {
 
 impl PropertyLossOptions {
     fn resolve(section: &Section) -> Result<Self> {
-        let named = |name: &str| MEASURES.iter().find(|(known, _)| *known == name).map(|(_, measure)| *measure);
+        let named =
+            |name: &str| MEASURES.iter().find(|(known, _)| *known == name).map(|(_, measure)| *measure);
         let metric = section.texts("metric");
         if let Some(wrong) = metric.iter().find(|name| named(name).is_none()) {
             let near = did_you_mean(wrong, NAMES.into_iter());
@@ -145,7 +146,8 @@ impl Loss for PropertyLoss {
         for ((dl, compared), slope) in seeds.dl_output.iter_mut().zip(&compared).zip(slopes) {
             *dl = slope * compared.scale;
         }
-        let shown = |&measure: &Measure| Term { name: name(measure).into(), value: self.shown(measure, &compared) };
+        let shown =
+            |&measure: &Measure| Term { name: name(measure).into(), value: self.shown(measure, &compared) };
         LossValue { loss, terms: self.options.metric.iter().map(shown).collect() }
     }
 }

@@ -153,7 +153,8 @@ impl ValidatingOptions {
                 .help("set training.enable_ema to true"));
         }
         let Some(loss) = loss.options::<EnerLossOptions>() else {
-            return Err(section.error(key, err!("is about energies, forces and virials alone"))
+            return Err(section
+                .error(key, err!("is about energies, forces and virials alone"))
                 .help("errors of other outputs are in lcurve.out"));
         };
         let used = match self.metric.quantity {

@@ -184,8 +184,10 @@ impl Input {
         input.loss.check(&input.model.fitting)?;
         let filters = input.optimizer.options::<KalmanOptions>().is_some();
         if filters && !input.model.fitting.is_energy() {
-            return Err(err!("optimizer.type: LKF looks at energies and forces, which this model does not predict")
-                .help("take another optimizer"));
+            return Err(err!(
+                "optimizer.type: LKF looks at energies and forces, which this model does not predict"
+            )
+            .help("take another optimizer"));
         }
         if filters && input.training.gradient_max_norm > 0.0 {
             return Err(err!(

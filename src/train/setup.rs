@@ -95,7 +95,8 @@ pub fn setup(
     if team.is_root() {
         let lists = [("training", Some(&data.training)), ("validation", data.validation.as_ref())];
         let lists = lists.into_iter().filter_map(|(name, list)| Some((name, list?)));
-        let missing = lists.flat_map(|(name, list)| warnings::missing_labels(list, name, &input.loss, &wants));
+        let missing =
+            lists.flat_map(|(name, list)| warnings::missing_labels(list, name, &input.loss, &wants));
         missing.chain(warnings::doubled(&data)).for_each(|line| log::warn!("{line}"));
     }
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
@@ -236,14 +237,8 @@ impl Origin {
 
 /// Refuses data without any label that the loss compares with.
 fn check_labels(data: &Dataset, name: &str, wants: &Wants) -> Result<()> {
-    let labels = [
-        Field::Energy,
-        Field::Force,
-        Field::Virial,
-        Field::AtomEnergy,
-        Field::Output,
-        Field::AtomOutput,
-    ];
+    let labels =
+        [Field::Energy, Field::Force, Field::Virial, Field::AtomEnergy, Field::Output, Field::AtomOutput];
     let wanted = || labels.into_iter().filter(|field| field.need(wants, false, false) != Need::No);
     if data.systems.iter().any(|system| wanted().any(|field| system.has(field))) {
         return Ok(());

@@ -26,33 +26,18 @@ impl EnergyTester {
 
 impl Tester for EnergyTester {
     fn wants(&self, wants: Wants) -> Wants {
-        Wants {
-            energy: true,
-            force: true,
-            virial: true,
-            atom_pref: true,
-            atom_energy: self.atomic,
-            ..wants
-        }
+        Wants { energy: true, force: true, virial: true, atom_pref: true, atom_energy: self.atomic, ..wants }
     }
 
     fn check(&self, system: &System) -> Result<()> {
         if self.atomic && !system.has(Field::AtomEnergy) {
             let path = &system.path;
-            return Err(
-                err!("{path}: found no atom_ener.npy in every set").help("--atomic compares with it")
-            );
+            return Err(err!("{path}: found no atom_ener.npy in every set").help("--atomic compares with it"));
         }
         Ok(())
     }
 
-    fn add(
-        &mut self,
-        system: &str,
-        _number: usize,
-        frames: &[Frame],
-        predicted: &Prediction,
-    ) -> Result<()> {
+    fn add(&mut self, system: &str, _number: usize, frames: &[Frame], predicted: &Prediction) -> Result<()> {
         self.errors.add(frames, predicted);
         self.details.as_mut().map_or(Ok(()), |details| details.write(system, frames, predicted))
     }

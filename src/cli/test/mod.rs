@@ -121,13 +121,7 @@ trait Tester {
     }
 
     /// Compares a batch of system `number`.
-    fn add(
-        &mut self,
-        system: &str,
-        number: usize,
-        frames: &[Frame],
-        predicted: &Prediction,
-    ) -> Result<()>;
+    fn add(&mut self, system: &str, number: usize, frames: &[Frame], predicted: &Prediction) -> Result<()>;
 
     /// What there is to say of the system.
     fn end_system(&mut self) -> Vec<String>;

@@ -111,13 +111,7 @@ impl Tester for OutputTester {
         Wants { output: Some(output), ..wants }
     }
 
-    fn add(
-        &mut self,
-        system: &str,
-        number: usize,
-        frames: &[Frame],
-        predicted: &Prediction,
-    ) -> Result<()> {
+    fn add(&mut self, system: &str, number: usize, frames: &[Frame], predicted: &Prediction) -> Result<()> {
         let width = self.output.width;
         let mut first = 0;
         for (f, frame) in frames.iter().enumerate() {

@@ -436,7 +436,12 @@ pub(crate) mod tests {
     /// Fitting nets that predict no energy.
     pub(crate) fn other_outputs() -> Vec<FittingKind> {
         let property = |is_intensive, distinguish_types| {
-            FittingKind::Property(Property { name: "gap".into(), task_dim: 2, is_intensive, distinguish_types })
+            FittingKind::Property(Property {
+                name: "gap".into(),
+                task_dim: 2,
+                is_intensive,
+                distinguish_types,
+            })
         };
         vec![FittingKind::Dos(Dos { numb_dos: 5 }), property(false, true), property(true, false)]
     }

@@ -58,7 +58,8 @@ impl ReferenceEngine {
                 };
                 let dl_e: Vec<f64> = (0..width).map(dl_e).collect();
                 // Nothing moves.
-                let row_dot: Vec<_> = view.entries.iter().map(|entries| vec![[0.0; 4]; entries.len()]).collect();
+                let row_dot: Vec<_> =
+                    view.entries.iter().map(|entries| vec![[0.0; 4]; entries.len()]).collect();
                 let de_e = vec![0.0; width];
                 atom::second_pass(grad, &self.parts, params, view, &row_dot, (&dl_e, &de_e));
             }

@@ -158,7 +158,8 @@ fn resolve_preset(section: &Section, n_types: usize, output: &Output) -> Result<
             Some(numbers) if numbers.len() == output.width => Ok(Some(numbers)),
             None if matches!(items, [Value::Null]) => Ok(None),
             _ => {
-                let wanted = if output.width == 1 { "a number".into() } else { format!("{} numbers", output.width) };
+                let wanted =
+                    if output.width == 1 { "a number".into() } else { format!("{} numbers", output.width) };
                 Err(section.error(key, err!("found {item}, wanted {wanted} or null")))
             }
         }

@@ -269,7 +269,9 @@ impl Sums {
     fn alike(&self, options: &ModelOptions) -> (Vec<f64>, Vec<f64>) {
         let (n_types, output) = (options.type_map.len(), options.fitting.output());
         let mut columns = vec![Spread::default(); output.width];
-        for (row, label) in self.compositions.chunks_exact(n_types).zip(self.labels.chunks_exact(output.width)) {
+        for (row, label) in
+            self.compositions.chunks_exact(n_types).zip(self.labels.chunks_exact(output.width))
+        {
             let n = if output.is_intensive { 1.0 } else { row.iter().sum::<f64>() };
             columns.iter_mut().zip(label).for_each(|(column, x)| column.merge(&Spread::of(x / n)));
         }

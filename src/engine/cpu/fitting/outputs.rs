@@ -35,7 +35,9 @@ impl<T: Real> Fitting<T> {
                     (x, group.outputs.part(first * n_out, rows * n_out))
                 };
                 match shape.b_range() {
-                    Some(b) => out.chunks_exact_mut(n_out).for_each(|row| row.copy_from_slice(&params[b.clone()])),
+                    Some(b) => {
+                        out.chunks_exact_mut(n_out).for_each(|row| row.copy_from_slice(&params[b.clone()]))
+                    }
                     None => out.fill(T::ZERO),
                 }
                 let a = Strided { data: x, row: n_in, col: 1 };
@@ -72,7 +74,17 @@ impl<T: Real> Fitting<T> {
             let dl_out = state.layers[last].dz.read(row * n_out, rows * n_out);
             let a = Strided { data: dl_out, row: n_out, col: 1 };
             let w_t = &state.output_t.read(0, n_out * width)[col..];
-            product_into(layer.dl_y.at(start), width, Accumulate::Overwrite, a, w_t, width, rows, cols, n_out);
+            product_into(
+                layer.dl_y.at(start),
+                width,
+                Accumulate::Overwrite,
+                a,
+                w_t,
+                width,
+                rows,
+                cols,
+                n_out,
+            );
             let extent = Extent { rows, cols, ld: width };
             rows::loss_adjoint(extent, layer.reverse(start), &columns.scale, [None, None], &mut sums);
             let chunk = row / row_chunk::<T>(last - 1, last);

@@ -146,10 +146,9 @@ const NUMB_FPARAM: Key =
     Key::new("numb_fparam", SIZE).default("0").doc("Parameters of a frame (fparam.npy) that the net gets.");
 const NUMB_APARAM: Key =
     Key::new("numb_aparam", SIZE).default("0").doc("Parameters of an atom (aparam.npy) that the net gets.");
-const DEFAULT_FPARAM: Key =
-    Key::new("default_fparam", Kind::OneOf(&[Kind::Null, Kind::List(&Kind::NUMBER)]))
-        .default("null")
-        .doc("Parameters of a frame for systems that have none.");
+const DEFAULT_FPARAM: Key = Key::new("default_fparam", Kind::OneOf(&[Kind::Null, Kind::List(&Kind::NUMBER)]))
+    .default("null")
+    .doc("Parameters of a frame for systems that have none.");
 const DIM_CASE_EMBD: Key = Key::new("dim_case_embd", Kind::COUNT)
     .default("0")
     .not_yet("")
