@@ -9,6 +9,8 @@ pub mod dos;
 pub mod property;
 pub mod observation; // for optimisers that look at single numbers
 pub mod pinn;
+#[cfg(test)]
+mod output_tests;
 
 pub use ener::{EnerLoss, options};
 pub use value::{Cost, ErrorSums, LossValue, Term};
