@@ -67,6 +67,7 @@ impl Potential {
     }
 
     fn new(model: DpModel) -> Result<Self> {
+        model.options.fitting.check_energy()?;
         // Whoever embeds this library may have variables that no launcher would set; they are no reason to fail.
         let (local_size, local_rank) =
             Launch::of_this_process().map_or((1, 0), |launch| (launch.local_size, launch.local_rank));

@@ -6,7 +6,6 @@ use phalanx::data::{Frame, System, Wants};
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
 use phalanx::engine::{Engine, Prediction, Seeds};
-use phalanx::loss::EnerLoss;
 use phalanx::memory::count_requests;
 use phalanx::model::dp::Dp;
 use phalanx::model::dp::statistics::Sums;
@@ -41,7 +40,7 @@ fn requests<T: Real>(batch: usize) -> Vec<[u64; 2]> {
     let prepare = engine.preparer();
     let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
     let prepared: Vec<_> = prepared.iter().collect();
-    let loss = EnerLoss::new(input.loss.clone(), 1e-3);
+    let loss = input.loss.build(1e-3, &model);
     let options = *input.optimizer.options::<AdamOptions>().unwrap();
     let mut adam = Adam::new(options, model.trainable(), params.len()).on(engine.pool());
     let (mut out, mut seeds, mut grad) = (Prediction::default(), Seeds::default(), vec![0.0; params.len()]);

@@ -46,7 +46,7 @@ impl Place {
     /// With the models and systems of `tests/golden/dp_test`.
     fn with_golden() -> Self {
         let place = Place::new();
-        for name in ["one_side.dp", "two_side.dp", "bulk", "cluster"] {
+        for name in ["one_side.dp", "two_side.dp", "dos.dp", "property.dp", "bulk", "cluster"] {
             copy(&golden(name), &place.path(name));
         }
         place
@@ -145,6 +145,42 @@ fn test_in_float64_says_and_writes_what_deepmd_kit_does() {
 #[test]
 fn test_in_float32_with_parameters_says_and_writes_what_deepmd_kit_does() {
     agrees_with_deepmd_kit("two_side", "bulk", 2e-6, &[]);
+}
+
+#[test]
+fn test_of_other_outputs_says_and_writes_what_deepmd_kit_does() {
+    for (model, systems, atoms) in [("dos", "bulk cluster", [3, 2]), ("property", "cluster bulk", [2, 3])] {
+        let place = Place::with_golden();
+        // One frame at a time: files have the number of the frame within its system.
+        let environment = [("DP_INFER_BATCH_SIZE", "1")];
+        let line = format!("test -m {model}.dp -s {systems} -d got --atomic --device cpu");
+        let run = place.dp_with(&line, &environment).succeeds();
+        let want = std::fs::read_to_string(golden(&format!("{model}.log"))).unwrap();
+        assert_eq!(run.messages(), want.lines().collect::<Vec<_>>());
+        for (group, &frames) in atoms.iter().enumerate() {
+            for file in (0..frames).flat_map(|frame| ["", "a"].map(|of| (frame, of))) {
+                let group = if group == 0 { String::new() } else { format!(".{group}") };
+                let name = format!("{}{model}.out{group}.{}", file.1, file.0);
+                let want = std::fs::read_to_string(golden(&format!("{model}.{name}"))).unwrap();
+                same_details(&place.read(&format!("got.{name}")), &want, 1e-10, &name);
+            }
+        }
+    }
+}
+
+#[test]
+fn models_without_energies_are_shown_frozen_and_refused_where_energies_are_wanted() {
+    let place = Place::with_golden();
+    let shown = place.dp("show dos.dp type-map fitting-net size").succeeds();
+    assert!(shown.messages().iter().any(|line| line.contains("'numb_dos': 3")), "{:?}", shown.messages());
+    place.dp("convert-backend property.dp copy.yaml").succeeds();
+    place.dp("test -m copy.yaml -s bulk").succeeds();
+    place.dp("model-devi -m dos.dp dos.dp -s bulk").fails(
+        1,
+        &["error: dos.dp: the model predicts no energy: its fitting net is of type \"dos\"\n  help: dp test evaluates it"],
+    );
+    std::fs::remove_file(place.path("bulk/set.000/dos.npy")).unwrap();
+    place.dp("test -m dos.dp -s bulk").fails(1, &["dos.npy: not found", "the model is fitted to it"]);
 }
 
 #[test]

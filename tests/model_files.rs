@@ -112,6 +112,32 @@ fn both_formats_of_a_model_by_deepmd_kit_are_the_same_model() {
 }
 
 #[test]
+fn models_of_other_outputs_come_back_in_both_formats() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bias, deviation) in [
+        ("dp_test/dos.dp", vec![-2.5, -1.5, -0.5, -1.25, -0.25, 0.75], vec![0.5, 0.5, 0.5, 0.75, 0.75, 0.75]),
+        ("dp_test/property.dp", vec![-2.5, -1.5, -1.25, -0.25], vec![0.5, 0.5, 0.75, 0.75]),
+    ] {
+        let model = read_model(&golden(name)).unwrap();
+        assert_eq!((&model.stats.bias, &model.stats.out_std), (&bias, &deviation), "{name}");
+        for extension in ["dp", "yaml"] {
+            let copy = folder.path().join(format!("copy.{extension}"));
+            write_model(&copy, &model).unwrap();
+            assert_eq!(read_model(&copy).unwrap(), model, "{name}");
+        }
+        // Without the section of the input the writer makes one up, which must be a good one.
+        let mut bare = model.clone();
+        bare.options.script = serde_json::Value::Null;
+        let copy = folder.path().join("bare.dp");
+        write_model(&copy, &bare).unwrap();
+        let back = read_model(&copy).unwrap();
+        assert_eq!(back.options.fitting, model.options.fitting, "{name}");
+        let kind = &back.options.script["fitting_net"]["type"];
+        assert_eq!(kind, model.options.fitting.type_name());
+    }
+}
+
+#[test]
 fn reference_models_read_and_come_back_or_say_what_is_not_supported() {
     let Some(cases) = oracle_cases() else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -67,6 +67,13 @@ fn variants() -> Vec<(&'static str, Change)> {
         }),
         ("ada_muon", |input| input["optimizer"] = json!({"type": "AdaMuon"})),
         ("lkf", |input| input["optimizer"] = json!({"type": "LKF", "kf_blocksize": 100})),
+        ("property", |input| {
+            let property =
+                json!({"type": "property", "property_name": "energy", "neuron": [6, 6], "seed": 1});
+            input["model"]["fitting_net"] = property;
+            input["loss"] = json!({"type": "property", "metric": ["mae", "rmse"]});
+            input["training"]["validation_data"] = json!({"systems": ["valid"], "batch_size": 1});
+        }),
         ("relu_auto_sel", |input| {
             input["model"]["descriptor"]["activation_function"] = json!("relu");
             input["model"]["descriptor"]["sel"] = json!("auto");

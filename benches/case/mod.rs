@@ -10,7 +10,8 @@ use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
 use phalanx::engine::{Engine, Piece, Prediction, Seeds, Take};
 use phalanx::launch::threads::{Threads, available_cores};
-use phalanx::loss::EnerLoss;
+use phalanx::loss::LossChoice;
+use phalanx::loss::options::EnerLossOptions;
 use phalanx::model::dp::Dp;
 use phalanx::model::dp::geometry::Geometry;
 use phalanx::model::dp::options::{ModelOptions, Sel};
@@ -157,7 +158,9 @@ impl Case {
         variant.apply(&mut input.model);
         let default = vec![here.join("examples/water/data_0").to_string_lossy().into_owned()];
         let paths = if systems.is_empty() { &default } else { systems };
-        input.loss.virial.start = 0.0;
+        let mut loss = input.loss.options::<EnerLossOptions>().expect("the loss of energies").clone();
+        loss.virial.start = 0.0;
+        input.loss = LossChoice::new(loss);
         let wants = Wants { energy: true, force: true, ..Wants::default() };
         let mut frames = Vec::new();
         for path in paths {
@@ -250,7 +253,7 @@ impl Case {
         engine.adapt(&params);
         let prepare = engine.preparer();
         let prepared: Vec<_> = self.frames.iter().map(|f| prepare(f).expect("geometry")).collect();
-        let loss = EnerLoss::new(self.input.loss.clone(), 1e-3);
+        let loss = self.input.loss.build(1e-3, &self.model);
         let options = *self.input.optimizer.options::<AdamOptions>().expect("Adam");
         let adam = Adam::new(options, self.model.trainable(), params.len());
         let mut adam = adam.on(engine.pool()).in_single(engine.is_single());

@@ -4,7 +4,7 @@ use super::literal::list;
 use super::logging::LogArgs;
 use super::{Command, systems, typed};
 use crate::checkpoint::{Checkpoint, SUFFIX};
-use crate::data::field::Field;
+use crate::data::field::{Field, Need, OutputLabel};
 use crate::data::{System, Wants};
 use crate::engine::choice::DeviceChoice;
 use crate::error::{IoContext, Result};
@@ -111,9 +111,13 @@ fn output_path(args: &BiasArgs) -> Result<PathBuf> {
 }
 
 fn given_bias(values: &[f64], model: &DpModel) -> Result<Vec<f64>> {
-    let names = &model.options.type_map;
-    if values.len() != names.len() {
-        return Err(err!("--bias-value: found {} numbers, wanted one for each of {names:?}", values.len()));
+    let (names, width) = (&model.options.type_map, model.options.fitting.output().width);
+    if values.len() != names.len() * width {
+        let wanted = if width == 1 { "one".to_string() } else { width.to_string() };
+        return Err(err!(
+            "--bias-value: found {} numbers, wanted {wanted} for each of {names:?}",
+            values.len()
+        ));
     }
     match values.iter().find(|x| !x.is_finite()) {
         Some(x) => bail!("--bias-value: {x} is not a bias"),
@@ -127,19 +131,17 @@ fn fit(args: &BiasArgs, model: &mut DpModel) -> Result<()> {
         Some(file) => systems::listed(file)?,
         None => systems::search(std::slice::from_ref(&args.system))?,
     };
-    let (sums, predicted) = sample(args, &paths)?;
+    let sampled = sample(args, &paths)?;
     let options = &model.options;
-    let n_types = model.n_types();
-    let spread;
     if args.mode == "change" {
-        let shift;
-        (shift, spread) = sums.bias_shift_and_spread(options, &predicted)?;
+        let (shift, spread) = sampled.rest.shift_and_spread(options, sampled.n_frames)?;
         model.stats.bias.iter_mut().zip(shift).for_each(|(bias, shift)| *bias += shift);
+        model.stats.out_std = spread;
     } else {
-        let new = sums.finish(options)?;
-        spread = new.out_std[0];
+        let new = sampled.sums.finish(options)?;
         model.stats = DpStatistics {
             bias: new.bias,
+            out_std: new.out_std,
             fparam_avg: new.fparam_avg,
             fparam_inv_std: new.fparam_inv_std,
             aparam_avg: new.aparam_avg,
@@ -147,36 +149,56 @@ fn fit(args: &BiasArgs, model: &mut DpModel) -> Result<()> {
             ..model.stats.clone()
         };
     }
-    model.stats.out_std = vec![spread; n_types];
     Ok(())
 }
 
-/// The energies of the data, and what the model says about them.
-fn sample(args: &BiasArgs, paths: &[String]) -> Result<(Sums, Vec<f64>)> {
+/// The labels of the data, and what the model leaves unexplained of them.
+struct Sampled {
+    sums: Sums,
+    rest: Sums,
+    n_frames: usize,
+}
+
+fn sample(args: &BiasArgs, paths: &[String]) -> Result<Sampled> {
     let mut predictor = super::test::predictor(&args.input, DeviceChoice::Auto)?;
     let options = predictor.model().options.clone();
-    let wants = Wants { energy: true, ..predictor.wants() };
-    let mut sums = Sums::default();
-    let mut predicted = Vec::new();
+    let is_energy = options.fitting.is_energy();
+    let output = predictor.model().output.clone();
+    let label = OutputLabel {
+        name: output.name.clone(),
+        width: output.width,
+        of_frames: Need::Optional,
+        of_atoms: Need::Optional,
+    };
+    let wants = Wants { energy: is_energy, output: (!is_energy).then_some(label), ..predictor.wants() };
+    let (mut sums, mut rest, mut n_frames) = (None, None, 0);
+    let add = |sums: &mut Option<Sums>, more: Sums| {
+        *sums = Some(match sums.take() {
+            Some(before) => before.merge(more),
+            None => more,
+        });
+    };
     for path in paths {
         let system = System::open(path, predictor.type_map(), &wants)?;
-        if !system.has(Field::Energy) {
-            return Err(err!("{path}: found no energy in every set").help("the bias is fitted to energies"));
+        let fields = if is_energy { &[Field::Energy][..] } else { &[Field::Output, Field::AtomOutput] };
+        if !fields.iter().any(|&field| system.has(field)) {
+            let name = &output.name;
+            return Err(err!("{path}: found no {name} in every set").help("the bias is fitted to labels"));
         }
         let n = if args.numb_batch == 0 { system.n_frames } else { args.numb_batch.min(system.n_frames) };
         let frames: Vec<usize> = (0..n).collect();
-        let mut first = predicted.is_empty();
         predictor.for_each_batch(&system, &frames, |frames, prediction| {
-            for frame in frames {
-                let of_frame = Sums::of_outputs(&options, frame);
-                sums = if first { of_frame } else { std::mem::take(&mut sums).merge(of_frame) };
-                first = false;
+            let mut first = 0;
+            for (f, frame) in frames.iter().enumerate() {
+                add(&mut sums, Sums::of_outputs(&options, frame));
+                add(&mut rest, Sums::of_outputs(&options, &prediction.taken_off(frame.clone(), f, first)));
+                first += frame.n_atoms();
             }
-            predicted.extend(&prediction.energy);
+            n_frames += frames.len();
             Ok(())
         })?;
     }
-    Ok((sums, predicted))
+    Ok(Sampled { sums: sums.unwrap_or_default(), rest: rest.unwrap_or_default(), n_frames })
 }
 
 /// The checkpoint with other statistics: training goes on from it.

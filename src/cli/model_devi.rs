@@ -87,6 +87,7 @@ fn load(args: &DeviationArgs) -> Result<Vec<Predictor>> {
     let models: Vec<Predictor> =
         args.models.iter().map(|path| super::test::predictor(path, args.device)).collect::<Result<_>>()?;
     for (path, model) in args.models.iter().zip(&models) {
+        model.model().options.fitting.check_energy().map_err(|e| e.at(path.display()))?;
         if model.type_map() != models[0].type_map() {
             return Err(err!(
                 "{} has the types {:?}, {} has {:?}",

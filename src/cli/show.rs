@@ -82,11 +82,13 @@ fn size_lines(model: &DpModel) -> Vec<String> {
     ]
 }
 
-/// Types with an energy bias: those that the training data held.
+/// Types with a bias: those that the training data held.
 fn observed_lines(model: &DpModel) -> Vec<String> {
-    let types = model.options.type_map.iter().zip(&model.stats.bias);
+    let rows = model.stats.bias.chunks_exact(model.options.fitting.output().width);
+    let types = model.options.type_map.iter().zip(rows);
+    let is_there = |row: &[f64]| row.iter().any(|bias| bias.abs() > 1e-6);
     let mut observed: Vec<String> =
-        types.filter(|(_, bias)| bias.abs() > 1e-6).map(|(name, _)| name.clone()).collect();
+        types.filter(|(_, row)| is_there(row)).map(|(name, _)| name.clone()).collect();
     observed.sort_by_key(|name| ELEMENTS.split_whitespace().position(|e| e == name).unwrap_or(usize::MAX));
     vec![
         "The observed types for this model: ".into(),

@@ -1,7 +1,9 @@
 //! The arrays that a system may hold: one table.
 
+use std::borrow::Cow;
+
 /// Which arrays the model and the loss need. What is not wanted is never read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wants {
     pub energy: bool,
     pub force: bool,
@@ -15,6 +17,19 @@ pub struct Wants {
     pub fparam_has_default: bool,
     /// Length of `aparam` for each atom; 0 means that the model has none.
     pub numb_aparam: usize,
+    /// What a model predicts that predicts no energy.
+    pub output: Option<OutputLabel>,
+}
+
+/// A label by its name: `dos`, a property.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputLabel {
+    /// That of frames is in NAME.npy, that of atoms in atom_NAME.npy.
+    pub name: String,
+    /// Numbers of a frame, and of an atom.
+    pub width: usize,
+    pub of_frames: Need,
+    pub of_atoms: Need,
 }
 
 impl Wants {
@@ -38,10 +53,13 @@ pub enum Field {
     Fparam,
     Aparam,
     RealAtomTypes,
+    /// What is named by [`OutputLabel`], of frames and of atoms.
+    Output,
+    AtomOutput,
 }
 
 /// Every field, in the order in which files are checked.
-pub const FIELDS: [Field; 11] = [
+pub const FIELDS: [Field; 13] = [
     Field::Coord,
     Field::Cell,
     Field::RealAtomTypes,
@@ -53,6 +71,8 @@ pub const FIELDS: [Field; 11] = [
     Field::AtomEnerCoeff,
     Field::Fparam,
     Field::Aparam,
+    Field::Output,
+    Field::AtomOutput,
 ];
 
 /// Whether a field is read, and whether a system may do without it.
@@ -68,8 +88,9 @@ pub enum Need {
 
 impl Field {
     /// File names without the ending; the first is the usual one.
-    pub fn names(self) -> &'static [&'static str] {
-        match self {
+    pub fn names(self, wants: &Wants) -> Vec<Cow<'static, str>> {
+        let output = wants.output.as_ref().map_or("", |output| output.name.as_str());
+        let fixed: &[&str] = match self {
             Field::Coord => &["coord"],
             Field::Cell => &["box"],
             Field::Energy => &["energy"],
@@ -81,7 +102,12 @@ impl Field {
             Field::Fparam => &["fparam"],
             Field::Aparam => &["aparam"],
             Field::RealAtomTypes => &["real_atom_types"],
-        }
+            Field::Output => return vec![output.to_string().into()],
+            Field::AtomOutput => {
+                return ["atom", "atomic"].map(|of| format!("{of}_{output}").into()).to_vec();
+            }
+        };
+        fixed.iter().map(|&name| name.into()).collect()
     }
 
     /// Numbers for each frame. `atom_pref` may also hold three for each atom, see [`Field::widths`].
@@ -93,6 +119,8 @@ impl Field {
             Field::AtomEnergy | Field::AtomPref | Field::AtomEnerCoeff | Field::RealAtomTypes => n_atoms,
             Field::Fparam => wants.numb_fparam,
             Field::Aparam => wants.numb_aparam * n_atoms,
+            Field::Output => wants.output.as_ref().map_or(0, |output| output.width),
+            Field::AtomOutput => wants.output.as_ref().map_or(0, |output| output.width * n_atoms),
         }
     }
 
@@ -119,15 +147,23 @@ impl Field {
             Field::Fparam if wants.fparam_has_default => optional(wants.numb_fparam > 0),
             Field::Fparam => must(wants.numb_fparam > 0),
             Field::Aparam => must(wants.numb_aparam > 0),
+            Field::Output => wants.output.as_ref().map_or(Need::No, |output| output.of_frames),
+            Field::AtomOutput => wants.output.as_ref().map_or(Need::No, |output| output.of_atoms),
         }
     }
 
-    /// Whether whole numbers are accepted. Weights and parameters are often stored as such; a quantity with a
+    /// Whether whole numbers are accepted. Weights, parameters and counts are often stored as such; a quantity with a
     /// unit that is stored as whole numbers was truncated, or is another file.
     pub fn takes_integers(self) -> bool {
         matches!(
             self,
-            Field::RealAtomTypes | Field::AtomPref | Field::AtomEnerCoeff | Field::Fparam | Field::Aparam
+            Field::RealAtomTypes
+                | Field::AtomPref
+                | Field::AtomEnerCoeff
+                | Field::Fparam
+                | Field::Aparam
+                | Field::Output
+                | Field::AtomOutput
         )
     }
 
@@ -141,6 +177,8 @@ impl Field {
             Field::AtomPref => "[frames, atoms] or [frames, 3 x atoms]",
             Field::Fparam => "[frames, numb_fparam]",
             Field::Aparam => "[frames, atoms x numb_aparam]",
+            Field::Output => "[frames, outputs of the fitting net]",
+            Field::AtomOutput => "[frames, atoms x outputs of the fitting net]",
         }
     }
 }

@@ -33,6 +33,9 @@ pub struct Labels {
     pub atom_pref: Option<Vec<f64>>,
     /// `[n_atoms]` c of the energy sum_i c_i E_i that is compared with the label; 1 where absent.
     pub atom_ener_coeff: Option<Vec<f64>>,
+    /// `[width]` what a model predicts that predicts no energy, and that of each atom `[n_atoms, width]`.
+    pub output: Option<Vec<f64>>,
+    pub atom_output: Option<Vec<f64>>,
 }
 
 impl Frame {
@@ -43,7 +46,14 @@ impl Frame {
     /// Memory that its arrays hold.
     pub fn bytes(&self) -> usize {
         let labels = &self.labels;
-        let optional = [&labels.force, &labels.atom_energy, &labels.atom_pref, &labels.atom_ener_coeff];
+        let optional = [
+            &labels.force,
+            &labels.atom_energy,
+            &labels.atom_pref,
+            &labels.atom_ener_coeff,
+            &labels.output,
+            &labels.atom_output,
+        ];
         let labels: usize = optional.into_iter().flatten().map(Vec::len).sum();
         8 * (self.coord.len() + self.fparam.len() + self.aparam.len() + labels) + 4 * self.types.len()
     }

@@ -81,7 +81,7 @@ impl System {
             kept: None,
             remap: mixed.then(|| Box::new(remap)),
         };
-        system.warn_about_partial_labels();
+        system.warn_about_partial_labels(wants);
         Ok(system)
     }
 
@@ -150,6 +150,8 @@ impl System {
             Field::AtomEnerCoeff => labels.atom_ener_coeff = Some(values),
             Field::Fparam => frame.fparam = values,
             Field::Aparam => frame.aparam = values,
+            Field::Output => labels.output = Some(values),
+            Field::AtomOutput => labels.atom_output = Some(values),
             Field::RealAtomTypes => frame.types = self.real_types(&values)?.into(),
         }
         Ok(())
@@ -170,12 +172,12 @@ impl System {
         values.iter().enumerate().map(type_of).collect()
     }
 
-    fn warn_about_partial_labels(&self) {
+    fn warn_about_partial_labels(&self, wants: &Wants) {
         for field in FIELDS {
             let holds = |set: &Set| set.arrays.iter().any(|stored| stored.field == field);
             let with = self.sets.iter().filter(|set| holds(set)).count();
             if with > 0 && with < self.sets.len() {
-                let (path, name) = (&self.path, field.names()[0]);
+                let (path, name) = (&self.path, &field.names(wants)[0]);
                 log::warn!("{path}: {name} is there in {with} of {} sets only", self.sets.len());
             }
         }
@@ -205,11 +207,11 @@ fn for_each_component(values: Vec<f64>, n_atoms: usize) -> Vec<f64> {
 
 /// A system is of mixed type where its sets hold real_atom_types; all of them or none.
 fn is_mixed(source: &dyn Source) -> Result<bool> {
-    let name = Field::RealAtomTypes.names()[0];
+    let name = "real_atom_types";
     let mut with = None;
     let mut without = None;
     for set in 0..source.sets().len() {
-        match source.array(set, name)? {
+        match source.array(set, name.into())? {
             Some(_) => with = Some(set),
             None => without = Some(set),
         }
@@ -259,7 +261,7 @@ impl SetOpener<'_> {
     }
 
     fn find(&self, field: Field) -> Result<Option<Box<dyn Array>>> {
-        for name in field.names() {
+        for name in field.names(self.wants) {
             if let Some(array) = self.source.array(self.set, name)? {
                 return Ok(Some(array));
             }
@@ -294,7 +296,7 @@ impl SetOpener<'_> {
     }
 
     fn missing(&self, field: Field) -> Error {
-        let place = self.source.array_place(self.set, field.names()[0]);
+        let place = self.source.array_place(self.set, &field.names(self.wants)[0]);
         match field {
             Field::Cell => err!("{place}: not found").help(
                 "a periodic system needs its cells; an empty file named nopbc next to type.raw says that boundaries are open",
@@ -303,6 +305,8 @@ impl SetOpener<'_> {
                 .help(format!("the model has numb_fparam = {}, so every set needs it", self.wants.numb_fparam)),
             Field::Aparam => err!("{place}: not found")
                 .help(format!("the model has numb_aparam = {}, so every set needs it", self.wants.numb_aparam)),
+            Field::Output | Field::AtomOutput => err!("{place}: not found")
+                .help(format!("the model is fitted to it, so every set needs it: {}", field.shape_in_words())),
             _ => err!("{place}: not found").help(format!("every set needs it: {}", field.shape_in_words())),
         }
     }

@@ -16,6 +16,7 @@ pub const WANTS: Wants = Wants {
     numb_fparam: 0,
     fparam_has_default: false,
     numb_aparam: 0,
+    output: None,
 };
 
 /// A system in a temporary folder.

@@ -3,6 +3,8 @@
 //! A step has two passes and no autodiff graph. The first gives energies, forces and virials. The loss turns
 //! them into seeds. The second pushes the direction `x_dot = -dL/dF` (and the strain of dL/dvirial) forward
 //! through the same network and runs one reverse pass over (value, tangent) pairs, which yields dL/dparams.
+//!
+//! A model that predicts no energy has no forces either: its first pass is the way forward alone, its second a reverse pass.
 
 pub mod activation;
 pub mod reference;
@@ -17,7 +19,8 @@ use crate::sample::Prepared;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a model says about a batch. Atoms are concatenated over frames, in file order.
+/// What a model says about a batch. Atoms are concatenated over frames, in file order. Either energies with forces and virials, or
+/// another output; what a model does not predict is empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Prediction {
     /// `[n_frames]` eV
@@ -28,6 +31,30 @@ pub struct Prediction {
     pub force: Vec<f64>,
     /// `[n_frames]` row-major sum of r (x) F, eV
     pub virial: Vec<[f64; 9]>,
+    /// `[n_frames, width]` sum or mean over atoms
+    pub output: Vec<f64>,
+    /// `[n_atoms, width]` 0 for virtual atoms
+    pub atom_output: Vec<f64>,
+}
+
+impl Prediction {
+    /// The frame with what is left of its labels when this is taken off: of the energy, or of another output. It is frame `f` of the
+    /// batch, and its atoms begin with number `first_atom`.
+    pub fn taken_off(&self, mut frame: Frame, f: usize, first_atom: usize) -> Frame {
+        let labels = &mut frame.labels;
+        labels.energy = labels.energy.map(|label| label - self.energy[f]);
+        let width = labels.output.as_ref().map_or(0, Vec::len);
+        let of_atoms = labels.atom_output.as_ref().map_or(0, Vec::len) / frame.types.len().max(1);
+        for (label, predicted) in [
+            (&mut labels.output, self.output.get(f * width..)),
+            (&mut labels.atom_output, self.atom_output.get(first_atom * of_atoms..)),
+        ] {
+            for (label, x) in label.iter_mut().flatten().zip(predicted.into_iter().flatten()) {
+                *label -= x;
+            }
+        }
+        frame
+    }
 }
 
 /// What a model says about one configuration of atoms. Lengths in A, energies in eV.
@@ -64,6 +91,8 @@ pub struct Seeds {
     pub dl_atom_energy: Vec<f64>,
     pub dl_force: Vec<f64>,
     pub dl_virial: Vec<[f64; 9]>,
+    pub dl_output: Vec<f64>,
+    pub dl_atom_output: Vec<f64>,
 }
 
 impl Seeds {
@@ -73,6 +102,8 @@ impl Seeds {
             (&mut self.dl_energy, out.energy.len()),
             (&mut self.dl_atom_energy, out.atom_energy.len()),
             (&mut self.dl_force, out.force.len()),
+            (&mut self.dl_output, out.output.len()),
+            (&mut self.dl_atom_output, out.atom_output.len()),
         ] {
             seeds.clear();
             seeds.resize(n, 0.0);

@@ -4,7 +4,7 @@
 //! - `<type map>/<hash>/r_<type>`, `a_<type>`: number, sum and sum of squares of the rows of the environment matrix, the
 //!   second only where they have directions; the hash stands for cutoff and `sel`
 //! - `<type map>/fparam`, `aparam`: the same three numbers for each parameter
-//! - `<type map>/bias_atom_energy`, `std_atom_energy`: a number for each type
+//! - `<type map>/bias_atom_energy`, `std_atom_energy`: a number for each type; of another output by its name, several
 //! - `<type map>/observed_type`: names of the types that occur
 //!
 //! A group that is complete is used whatever data it came from; another is computed and added.
@@ -25,7 +25,8 @@ use std::path::{Path, PathBuf};
 /// DeePMD-kit leaves this behind where it was stopped while it wrote bias and spread.
 const UNFINISHED: &str = "__deepmd_output_stat_transaction__";
 
-const BIAS: [&str; 2] = ["bias_atom_energy", "std_atom_energy"];
+/// What stands before the name of the output.
+const BIAS: [&str; 2] = ["bias_atom_", "std_atom_"];
 
 /// Where statistics are kept.
 pub struct StatFile {
@@ -117,7 +118,7 @@ impl StatFile {
 
     fn write_hdf5(&self, new: Items, names: &Names) -> Result<()> {
         let mut items = self.read_hdf5()?;
-        if new.contains_key(&names.top(BIAS[0])) {
+        if new.contains_key(&names.top(&names.bias[0])) {
             items.remove(&names.top(UNFINISHED));
         }
         items.extend(new);
@@ -136,7 +137,7 @@ impl StatFile {
             make_folder(path.parent())?;
             atomic::write(&path, |out| write_npy(out, item).io("write", &path))?;
         }
-        if new.contains_key(&names.top(BIAS[0])) {
+        if new.contains_key(&names.top(&names.bias[0])) {
             remove(&self.path.join(names.top(UNFINISHED)))?;
         }
         Ok(())
@@ -166,6 +167,9 @@ struct Names {
     /// Names of the types, with spaces.
     types: String,
     n_types: usize,
+    /// Bias and spread of the output, and numbers of each type.
+    bias: [String; 2],
+    width: usize,
     /// For each descriptor.
     parts: Vec<PartNames>,
 }
@@ -188,7 +192,9 @@ impl Names {
             PartNames { hash: hash(se, n_types), kinds }
         };
         let parts = model.descriptors.list.iter().map(part).collect();
-        Names { types: model.type_map.join(" "), n_types, parts }
+        let output = model.fitting.output();
+        let bias = BIAS.map(|front| format!("{front}{}", output.name));
+        Names { types: model.type_map.join(" "), n_types, bias, width: output.width, parts }
     }
 
     fn top(&self, name: &str) -> String {
@@ -205,7 +211,7 @@ impl Names {
     }
 
     fn all(&self) -> Vec<String> {
-        let top = [BIAS[0], BIAS[1], "fparam", "aparam", "observed_type", UNFINISHED];
+        let top = [self.bias[0].as_str(), &self.bias[1], "fparam", "aparam", "observed_type", UNFINISHED];
         let rows = self.rows();
         let rows = rows.flat_map(|(part, t)| part.kinds.iter().map(move |&kind| self.row(part, kind, t)));
         top.iter().map(|name| self.top(name)).chain(rows).collect()
@@ -251,7 +257,8 @@ impl Reader<'_> {
             }
             rows.iter_mut().for_each(|rows: &mut Vec<_>| rows.push((found[0], found[1])));
         }
-        let [bias, spread] = BIAS.map(|name| self.numbers(&self.names.top(name), n));
+        let [bias, spread] =
+            self.names.bias.each_ref().map(|name| self.numbers(&self.names.top(name), n * self.names.width));
         let unfinished = self.items.contains_key(&self.names.top(UNFINISHED));
         let seen = self.items.contains_key(&self.names.top("observed_type"));
         Ok(Summary {
@@ -308,8 +315,8 @@ fn items_of(summary: &Summary, model: &ModelOptions, names: &Names) -> Items {
         }
     }
     if let Some((bias, spread)) = &summary.output {
-        for (name, values) in BIAS.iter().zip([bias, spread]) {
-            let shape = vec![values.len() as u64, 1];
+        for (name, values) in names.bias.iter().zip([bias, spread]) {
+            let shape = vec![names.n_types as u64, names.width as u64];
             items.insert(names.top(name), Item::Numbers { shape, values: values.clone() });
         }
     }

@@ -2,20 +2,67 @@
 
 pub mod options; // the keys of the section
 
-use super::{ErrorSums, LossValue, Term};
+use super::{ErrorSums, Loss, LossChoice, LossOptions, LossValue, Term};
 use crate::config::Variant;
 use crate::config::registry::{Entry, Named};
 use crate::data::Frame;
+use crate::data::field::{Field, Wants};
 use crate::engine::{Prediction, Seeds};
+use crate::model::dp::Dp;
+use crate::model::dp::options::FittingOptions;
 use options::{EnerLossOptions, KEYS, LossFunction};
 
 /// The `ener` loss on the list of losses.
-pub const ENER: Entry<EnerLossOptions> = Entry {
+pub const ENER: Entry<LossChoice> = Entry {
     named: Named::Type(
         Variant::of("ener", KEYS, "Errors of energy, force and virial").aliases(&["ener_hess"]),
     ),
-    resolve: EnerLossOptions::resolve,
+    resolve: |section| EnerLossOptions::resolve(section).map(LossChoice::new),
 };
+
+impl LossOptions for EnerLossOptions {
+    fn fitting(&self) -> &'static str {
+        "ener"
+    }
+
+    fn want(&self, wants: &mut Wants, _fitting: &FittingOptions) {
+        wants.energy = true; // the bias is fitted to energies whatever the loss wants
+        wants.force = self.force.is_used() || self.atom_pref_force.is_used();
+        wants.virial = self.virial.is_used();
+        wants.atom_energy = self.atom_energy.is_used();
+        wants.atom_pref = self.atom_pref_force.is_used();
+        wants.atom_ener_coeff = self.enable_atom_ener_coeff;
+    }
+
+    fn terms(&self) -> Vec<(Field, &'static str)> {
+        let fields = [
+            (Field::Energy, "start_pref_e"),
+            (Field::Force, "start_pref_f"),
+            (Field::Virial, "start_pref_v"),
+            (Field::AtomEnergy, "start_pref_ae"),
+            (Field::AtomPref, "start_pref_pf"),
+        ];
+        fields.into_iter().zip(self.prefactors()).filter(|(_, p)| p.is_used()).map(|(term, _)| term).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        EnerLossOptions::names(self).into_iter().map(String::from).collect()
+    }
+
+    fn root(&self) -> Option<&'static str> {
+        Some("rmse")
+    }
+
+    fn build(&self, start_lr: f64, model: &Dp) -> Box<dyn Loss> {
+        Box::new(EnerLoss::new(self.clone(), start_lr).without(&model.options.atom_exclude_types))
+    }
+}
+
+impl Loss for EnerLoss {
+    fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], lr: f64) -> LossValue {
+        EnerLoss::differentiate(self, seeds, out, frames, lr)
+    }
+}
 
 /// The `ener` loss of a run.
 #[derive(Debug, Clone)]
@@ -85,7 +132,7 @@ impl EnerLoss {
         let mut value = LossValue::default();
         let is_mae = self.options.function == LossFunction::Mae;
         for (k, prefactor) in self.options.prefactors().into_iter().enumerate().filter(|(_, p)| p.is_used()) {
-            let weight = prefactor.limit + (prefactor.start - prefactor.limit) * ratio;
+            let weight = prefactor.at(ratio);
             let view = View { options: &self.options, out, frames, first: &first, left_out: &self.left_out };
             let sum = match k {
                 0 => view.energy(seeds, weight),

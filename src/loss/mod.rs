@@ -1,28 +1,41 @@
-//! Losses and their derivatives: energy, force and virial; PiNN's potentials and dipoles.
+//! Losses and their derivatives: energy, force and virial; other outputs of a fitting net; PiNN's potentials and dipoles.
 //!
 //! A loss of `dp train` is one file here and one line of [`LOSSES`]: its keys, the names of its displayed errors, its value and
 //! derivatives.
 
 pub mod value; // what every loss tells of a batch
 pub mod ener;
+pub mod dos;
+pub mod property;
 pub mod observation; // for optimisers that look at single numbers
 pub mod pinn;
+#[cfg(test)]
+mod output_tests;
 
 pub use ener::{EnerLoss, options};
 pub use value::{Cost, ErrorSums, LossValue, Term};
 
 use crate::config::registry::{self, Entry};
 use crate::config::table::{Table, Variant, Variants};
-use options::EnerLossOptions;
+use crate::data::Frame;
+use crate::data::field::{Field, Wants};
+use crate::engine::{Prediction, Seeds};
+use crate::err;
+use crate::error::Result;
+use crate::model::dp::Dp;
+use crate::model::dp::options::FittingOptions;
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
 
 /// Every loss that `loss.type` may name.
-pub static LOSSES: &[Entry<EnerLossOptions>] = &[
+pub static LOSSES: &[Entry<LossChoice>] = &[
     ener::ENER,
     Entry::not_yet("ener_spin"),
     Entry::not_yet("dens"),
-    Entry::not_yet("dos"),
+    dos::DOS,
     Entry::not_yet("population"),
-    Entry::not_yet("property"),
+    property::PROPERTY,
     Entry::not_yet("tensor"),
 ];
 
@@ -31,3 +44,90 @@ pub static LOSS: Table =
     Table { keys: &[], variants: Some(Variants { what: "loss", default: "ener", list: &TYPES }) };
 
 static TYPES: [Variant; registry::count_types(LOSSES)] = registry::types(LOSSES);
+
+/// A loss of `dp train`.
+pub trait Loss: Send {
+    /// The loss of a batch at a learning rate, and its derivatives by everything predicted.
+    fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], lr: f64) -> LossValue;
+}
+
+/// The options of a loss, resolved.
+pub trait LossOptions: Any + Debug + Send + Sync {
+    /// The type of the fitting nets whose outputs it compares with labels.
+    fn fitting(&self) -> &'static str;
+
+    /// Says which labels it compares with.
+    fn want(&self, wants: &mut Wants, fitting: &FittingOptions);
+
+    /// The labels of its terms that may be missing, and the key that asks for each.
+    fn terms(&self) -> Vec<(Field, &'static str)>;
+
+    /// Names of the errors that it shows, in their order.
+    fn names(&self) -> Vec<String>;
+
+    /// What the root of the loss is called in the learning curve, where it stands there.
+    fn root(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// The loss of a run; `start_lr` is the learning rate at which prefactors start.
+    fn build(&self, start_lr: f64, model: &Dp) -> Box<dyn Loss>;
+}
+
+/// The loss that an input asks for.
+#[derive(Debug, Clone)]
+pub struct LossChoice(Arc<dyn LossOptions>);
+
+impl LossChoice {
+    pub fn new(options: impl LossOptions) -> Self {
+        LossChoice(Arc::new(options))
+    }
+
+    /// The options, where it is that loss.
+    pub fn options<T: LossOptions>(&self) -> Option<&T> {
+        (&*self.0 as &dyn Any).downcast_ref()
+    }
+
+    /// Refuses a loss that does not compare what the fitting net predicts.
+    pub fn check(&self, fitting: &FittingOptions) -> Result<()> {
+        let (wanted, found) = (self.0.fitting(), fitting.type_name());
+        if wanted == found {
+            return Ok(());
+        }
+        Err(err!("loss.type: this loss is for a fitting net of type \"{wanted}\", and model.fitting_net is \"{found}\"")
+            .help(format!("set loss.type to \"{found}\"")))
+    }
+
+    /// Labels that it compares with, and the parameters that the model takes.
+    pub fn wants(&self, fitting: &FittingOptions) -> Wants {
+        let mut wants = Wants {
+            numb_fparam: fitting.numb_fparam,
+            fparam_has_default: fitting.default_fparam.is_some(),
+            numb_aparam: fitting.numb_aparam,
+            ..Wants::default()
+        };
+        self.0.want(&mut wants, fitting);
+        wants
+    }
+
+    /// The labels of its terms that may be missing, and the key that asks for each.
+    pub fn terms(&self) -> Vec<(Field, &'static str)> {
+        self.0.terms()
+    }
+
+    /// What is shown of a batch, in this order: the root of the loss, which has a name only where it is a column of the learning
+    /// curve, and the errors.
+    pub fn shown(&self) -> Vec<Option<String>> {
+        std::iter::once(self.0.root().map(String::from)).chain(self.0.names().into_iter().map(Some)).collect()
+    }
+
+    /// The columns of the learning curve.
+    pub fn columns(&self) -> Vec<String> {
+        self.shown().into_iter().flatten().collect()
+    }
+
+    /// The loss of a run.
+    pub fn build(&self, start_lr: f64, model: &Dp) -> Box<dyn Loss> {
+        self.0.build(start_lr, model)
+    }
+}

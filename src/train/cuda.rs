@@ -76,6 +76,7 @@ pub fn learner(
         bail!("the GPU has no optimizer but Adam, AdamW and HybridMuon");
     };
     let form = form_on_gpu(&setup.model)?;
+    let loss = energy_loss(setup);
     let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);
     let device = team.agree(device)?;
     let built = DeepPotentialOnGpu::build(&device, setup, &optimizer, start_lr);
@@ -94,7 +95,7 @@ pub fn learner(
     team.agree(core.make_ring(step_bytes, AHEAD))?;
     let copied = team.agree((0..AHEAD).map(|_| Event::new(&device)).collect())?;
     let network = DeepPotentialOnGpu {
-        loss: EnerLoss::new(setup.input.loss.clone(), start_lr),
+        loss: EnerLoss::new(loss.clone(), start_lr),
         optimizer,
         start_lr,
         feed,
@@ -123,7 +124,7 @@ impl DeepPotentialOnGpu {
         optimizer: &DeviceOptimizer,
         start_lr: f64,
     ) -> Result<Core> {
-        let loss = &setup.input.loss;
+        let loss = energy_loss(setup);
         let frames: usize = setup.data.training.systems.iter().map(|s| s.n_frames).sum();
         let validating = &setup.input.validating;
         let validates = (validating.live || validating.average)
@@ -166,7 +167,7 @@ impl DeepPotentialOnGpu {
 
     /// Bits of the terms of the loss for which all frames have labels.
     fn terms_of(&self, slots: &[u32]) -> u32 {
-        let loss = &self.setup.input.loss;
+        let loss = energy_loss(&self.setup);
         let all = slots.iter().fold(u32::MAX, |all, &slot| all & self.core.store.facts(slot as usize).labels);
         let has = |bits: u32| all & bits == bits;
         let pref = has(LABEL_FORCE) && (has(LABEL_ATOM_PREF) || loss.use_default_pf);
@@ -203,7 +204,7 @@ impl DeepPotentialOnGpu {
     fn values_at(&self, place: usize) -> Result<LossValue> {
         let mut numbers = [0.0f64; 16];
         self.core.values.read(16 * place, &mut numbers)?;
-        let loss = &self.setup.input.loss;
+        let loss = energy_loss(&self.setup);
         let used = loss.prefactors().map(|p| p.is_used());
         let shown = |k: usize| {
             let [square, absolute, count] = [1, 2, 3].map(|i| numbers[3 * k + i]);
@@ -307,7 +308,7 @@ impl GpuFamily for DeepPotentialOnGpu {
         let ratio = schedule / self.start_lr;
         let rule = Rule::new(self.optimizer.adam(), scaled, step);
         let turn = layout::Turn {
-            weight: self.setup.input.loss.prefactors().map(|p| p.limit + (p.start - p.limit) * ratio),
+            weight: energy_loss(&self.setup).prefactors().map(|p| p.limit + (p.start - p.limit) * ratio),
             rate: rule.rate,
             correction: rule.correction,
             shrink: rule.shrink,
@@ -425,6 +426,11 @@ impl GpuFamily for DeepPotentialOnGpu {
         self.core.set_params(&params)?;
         validate::table_of_ranks(team, local)
     }
+}
+
+/// The loss of a run on a GPU, which trains energies alone.
+fn energy_loss(setup: &Setup) -> &EnerLossOptions {
+    setup.input.loss.options().expect("the GPU has refused other outputs")
 }
 
 /// The loss as the kernels know it.

@@ -13,7 +13,7 @@ use crate::engine::cpu::pool::Pool as Threadpool;
 use crate::engine::{Engine, Prediction, Seeds, Take};
 use crate::launch::threads::Threads;
 use crate::loss::observation::{self, Observation, Observed};
-use crate::loss::{EnerLoss, LossValue};
+use crate::loss::{Loss, LossValue};
 use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
 use serde_json::Value;
 use std::ops::Range;
@@ -22,13 +22,13 @@ use std::sync::Arc;
 /// A Deep Potential on an [`Engine`].
 pub struct DeepPotential<E: Engine> {
     pub engine: E,
-    loss: EnerLoss,
+    loss: Box<dyn Loss>,
     out: Prediction,
     seeds: Seeds,
 }
 
 impl<E: Engine> DeepPotential<E> {
-    pub fn new(engine: E, loss: EnerLoss) -> Self {
+    pub fn new(engine: E, loss: Box<dyn Loss>) -> Self {
         DeepPotential { engine, loss, out: Prediction::default(), seeds: Seeds::default() }
     }
 }
@@ -97,7 +97,7 @@ pub fn learner<E: Engine + 'static>(
     threads: Threads,
     setup: &Setup,
     mut engine: E,
-    loss: EnerLoss,
+    loss: Box<dyn Loss>,
 ) -> Result<CpuLearner<DeepPotential<E>>> {
     let training = &setup.input.training;
     engine.adapt(&setup.params);

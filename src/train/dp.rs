@@ -24,7 +24,6 @@ use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::error::IoContext;
 use crate::export::atomic;
 use crate::gpu::Numbers;
-use crate::loss::EnerLoss;
 use crate::model::dp::options::Precision;
 use crate::model::dp::spec::DpStatistics;
 use crate::optim::options::{LearningRateOptions, ScaleByWorker};
@@ -183,8 +182,7 @@ fn on_cpu<T: Real>(
     if let Some(state) = &setup.resumed {
         engine.resume(&state.engine);
     }
-    let loss = EnerLoss::new(setup.input.loss.clone(), rates.start_lr)
-        .without(&setup.model.options.atom_exclude_types);
+    let loss = setup.input.loss.build(rates.start_lr, &setup.model);
     Ok(Box::new(deep_potential::learner(team, session.threads, setup, engine, loss)?))
 }
 
@@ -308,8 +306,8 @@ impl<'a> DpJournal<'a> {
         let text =
             serde_json::to_string_pretty(&setup.full).map_err(|e| err!("cannot write the input: {e}"))?;
         write_output(&options.output, &text)?;
-        let shown = setup.input.loss.columns();
-        let columns = Columns::new(shown.clone(), setup.data.validation.is_some());
+        let shown = setup.input.loss.shown();
+        let columns = Columns::new(setup.input.loss.columns(), setup.data.validation.is_some());
         let lcurve = match &setup.resumed {
             Some(state) => LCurve::resume(
                 &training.disp_file,
@@ -318,7 +316,7 @@ impl<'a> DpJournal<'a> {
             )?,
             None => LCurve::create(&training.disp_file, columns.clone())?,
         };
-        let place = |name: &String| shown.iter().position(|n| n == name).unwrap_or(0);
+        let place = |name: &String| shown.iter().position(|n| n.as_ref() == Some(name)).unwrap_or(0);
         let order = columns.names().iter().map(place).collect();
         let events = match training.tensorboard {
             true => Some(EventWriter::create(&training.tensorboard_log_dir)?),
@@ -419,8 +417,10 @@ impl Journal for DpJournal<'_> {
         self.show(&row);
         let names = self.columns.names();
         let shown = if row.valid.is_empty() { &row.train } else { &row.valid };
+        // Forces tell most; what has none shows its first error.
         let force = names.iter().position(|name| name.ends_with("_f"));
-        Ok(force.map(|k| Note { text: format!("{} {:.4}", names[k], shown[k]), value: shown[k] }))
+        let other = (!self.setup.model.is_energy() && !names.is_empty()).then_some(0);
+        Ok(force.or(other).map(|k| Note { text: format!("{} {:.4}", names[k], shown[k]), value: shown[k] }))
     }
 
     fn record(&mut self, done: u64, rate: StepRate, report: &StepReport, speed: f64) -> Result<()> {

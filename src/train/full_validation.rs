@@ -5,8 +5,8 @@ use super::average::with_ema;
 use crate::checkpoint::{Checkpoint, SUFFIX, write_as};
 use crate::config::Section;
 use crate::error::IoContext;
-use crate::loss::ErrorSums;
 use crate::loss::options::EnerLossOptions;
+use crate::loss::{ErrorSums, LossChoice};
 use crate::{Result, err};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -107,7 +107,7 @@ impl ValidatingOptions {
         section: &Section,
         training: &Section,
         save_ckpt: &Path,
-        loss: &EnerLossOptions,
+        loss: &LossChoice,
     ) -> Result<Self> {
         let metric = Metric::parse(section.text("validation_metric"))
             .map_err(|e| section.error("validation_metric", e))?;
@@ -132,7 +132,7 @@ impl ValidatingOptions {
         Ok(options)
     }
 
-    fn check(&self, section: &Section, training: &Section, loss: &EnerLossOptions) -> Result<()> {
+    fn check(&self, section: &Section, training: &Section, loss: &LossChoice) -> Result<()> {
         if !self.live && !self.average {
             return match self.patience {
                 None => Ok(()),
@@ -152,6 +152,11 @@ impl ValidatingOptions {
                 .error("ema_full_validation", err!("there is no running mean of the parameters"))
                 .help("set training.enable_ema to true"));
         }
+        let Some(loss) = loss.options::<EnerLossOptions>() else {
+            return Err(section
+                .error(key, err!("is about energies, forces and virials alone"))
+                .help("errors of other outputs are in lcurve.out"));
+        };
         let used = match self.metric.quantity {
             Quantity::Energy => loss.energy.is_used(),
             Quantity::Force => loss.force.is_used(),

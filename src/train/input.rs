@@ -5,8 +5,7 @@ use crate::config::registry;
 use crate::config::{Section, doc, schema};
 use crate::data::options::{BatchSize, DataOptions, SystemWeights};
 use crate::error::{ErrorKind, Result};
-use crate::loss::LOSSES;
-use crate::loss::options::EnerLossOptions;
+use crate::loss::{LOSSES, LossChoice};
 use crate::memory::afford;
 use crate::model::dp::options::{ModelOptions, Precision};
 use crate::optim::kalman::KalmanOptions;
@@ -27,7 +26,7 @@ pub struct Input {
     pub model: ModelOptions,
     /// Becomes a schedule once the number of steps is known.
     pub learning_rate: LearningRatePlan,
-    pub loss: EnerLossOptions,
+    pub loss: LossChoice,
     pub optimizer: OptimizerChoice,
     pub training: TrainingOptions,
     pub validating: ValidatingOptions,
@@ -184,7 +183,14 @@ impl Input {
             optimizer: registry::resolve(OPTIMIZERS, &root.section("optimizer"))?,
             training: TrainingOptions::resolve(&training)?,
         };
+        input.loss.check(&input.model.fitting)?;
         let filters = input.optimizer.options::<KalmanOptions>().is_some();
+        if filters && !input.model.fitting.is_energy() {
+            return Err(err!(
+                "optimizer.type: LKF looks at energies and forces, which this model does not predict"
+            )
+            .help("take another optimizer"));
+        }
         if filters && input.training.gradient_max_norm > 0.0 {
             return Err(err!(
                 "training.gradient_max_norm: LKF makes no gradient of the loss that could be cut down"

@@ -11,7 +11,7 @@ use super::same;
 use super::team::Team;
 use super::warnings;
 use crate::checkpoint::Checkpoint;
-use crate::data::field::Field;
+use crate::data::field::{Field, Need};
 use crate::data::{Dataset, Frame, System, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
@@ -19,9 +19,8 @@ use crate::export::stat_file::StatFile;
 use crate::infer::checkpoint::check_numbers;
 use crate::infer::load::load_model;
 use crate::launch::Launch;
-use crate::loss::options::EnerLossOptions;
 use crate::model::dp::Dp;
-use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Sel};
+use crate::model::dp::options::{Applied, DescriptorOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::{Summary, Sums};
 use crate::neighbor::stat::NeighborStat;
@@ -86,7 +85,7 @@ pub fn setup(
         input.model = origin.options()?;
         full["model"] = input.model.script.clone();
     }
-    let wants = wants(&input.loss, &input.model.fitting);
+    let wants = input.loss.wants(&input.model.fitting);
     let training = open(team, &input.training.training_data, &input.model, &wants, "training")?;
     let validation = match &input.training.validation_data {
         Some(data) => Some(open(team, data, &input.model, &wants, "validation")?),
@@ -96,7 +95,8 @@ pub fn setup(
     if team.is_root() {
         let lists = [("training", Some(&data.training)), ("validation", data.validation.as_ref())];
         let lists = lists.into_iter().filter_map(|(name, list)| Some((name, list?)));
-        let missing = lists.flat_map(|(name, list)| warnings::missing_labels(list, name, &input.loss));
+        let missing =
+            lists.flat_map(|(name, list)| warnings::missing_labels(list, name, &input.loss, &wants));
         missing.chain(warnings::doubled(&data)).for_each(|line| log::warn!("{line}"));
     }
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
@@ -235,34 +235,15 @@ impl Origin {
     }
 }
 
-/// Labels that the loss compares with, and the parameters that the model takes.
-pub fn wants(loss: &EnerLossOptions, fitting: &FittingOptions) -> Wants {
-    Wants {
-        energy: true, // the bias is fitted to energies whatever the loss wants
-        force: loss.force.is_used() || loss.atom_pref_force.is_used(),
-        virial: loss.virial.is_used(),
-        atom_energy: loss.atom_energy.is_used(),
-        atom_pref: loss.atom_pref_force.is_used(),
-        atom_ener_coeff: loss.enable_atom_ener_coeff,
-        numb_fparam: fitting.numb_fparam,
-        fparam_has_default: fitting.default_fparam.is_some(),
-        numb_aparam: fitting.numb_aparam,
-    }
-}
-
 /// Refuses data without any label that the loss compares with.
 fn check_labels(data: &Dataset, name: &str, wants: &Wants) -> Result<()> {
-    let labels = [
-        (Field::Energy, wants.energy),
-        (Field::Force, wants.force),
-        (Field::Virial, wants.virial),
-        (Field::AtomEnergy, wants.atom_energy),
-    ];
-    let wanted = || labels.iter().filter(|(_, wanted)| *wanted).map(|(field, _)| *field);
+    let labels =
+        [Field::Energy, Field::Force, Field::Virial, Field::AtomEnergy, Field::Output, Field::AtomOutput];
+    let wanted = || labels.into_iter().filter(|field| field.need(wants, false, false) != Need::No);
     if data.systems.iter().any(|system| wanted().any(|field| system.has(field))) {
         return Ok(());
     }
-    let names: Vec<String> = wanted().map(|field| format!("{}.npy", field.names()[0])).collect();
+    let names: Vec<String> = wanted().map(|field| format!("{}.npy", field.names(wants)[0])).collect();
     Err(err!("training.{name}_data: no system has any of {}", names.join(", "))
         .help("a label that is missing is left out of the loss; here nothing is left"))
 }
@@ -538,11 +519,13 @@ fn load_or_compute_statistics(
     }
     let sampled = sample_statistics(team, input, data, frames.to_vec())?;
     let computed = team.agree(sampled.sums.summary(&input.model))?;
-    if let (None, Some((bias, _))) = (&known.output, &computed.output) {
-        log::info!(
-            "RMSE of energy per atom after linear regression is: {} in the unit of energy.",
-            sampled.sums.energy_rmse_per_atom(bias)
-        );
+    if let (None, Some((bias, _))) = (&known.output, &computed.output)
+        && sampled.sums.n_labels(&input.model) > 0
+    {
+        let output = input.model.fitting.output();
+        let per_atom = if output.is_intensive { "" } else { "per atom " };
+        let (name, rmse) = (&output.name, sampled.sums.rmse(&input.model, bias));
+        log::info!("RMSE of {name} {per_atom}after linear regression is: {rmse} in the unit of {name}.");
     }
     if let Some(file) = &file {
         team.from_root(|| file.save(&input.model, &computed.clone().beyond(&known)))?;
@@ -568,7 +551,7 @@ fn fresh_model(
     let stats = as_stored(stats, &input.model);
     let model = Dp::new(input.model.clone(), stats);
     let mut params = drawn.params;
-    if !options.pytorch_conventions {
+    if !options.pytorch_conventions && model.is_energy() {
         model.sharpen(&mut params);
     }
     Ok((model, params, min_distance))
@@ -608,7 +591,7 @@ impl Setup {
     }
 }
 
-/// Fits the energy bias to what the model does not explain of the new data.
+/// Fits the bias to what the model does not explain of the new data.
 fn shift_bias(
     team: &mut Team,
     model: &mut Dp,
@@ -620,26 +603,30 @@ fn shift_bias(
     let mode = EmbeddingMode::Chebyshev { min_distance: sampled.min_distance };
     let mut engine = CpuEngine::<f64>::new(Arc::new(model.clone()), 1, mode)?;
     let prepare = engine.preparer();
-    let mut predict = |frame: &Frame| -> Result<f64> {
+    let mut rest = |frame: Frame| -> Result<Sums> {
         let mut out = Prediction::default();
-        engine.evaluate(&mut out, params, &[&prepare(frame)?]);
-        Ok(out.energy[0])
+        engine.evaluate(&mut out, params, &[&prepare(&frame)?]);
+        Ok(Sums::of_outputs(&input.model, &out.taken_off(frame, 0, 0)))
     };
-    let local: Result<Vec<f64>> = sampled
+    let local: Result<Vec<Sums>> = sampled
         .frames
         .iter()
         .skip(team.rank())
         .step_by(team.size())
-        .map(|&(s, k)| predict(&data.systems[s].read_frame(k)?))
+        .map(|&(s, k)| rest(data.systems[s].read_frame(k)?))
         .collect();
     let mine = team.agree(local)?;
     let everyones = team.gather(&mine)?;
-    let size = team.size();
-    let predicted: Vec<f64> = (0..sampled.frames.len()).map(|k| everyones[k % size][k / size]).collect();
-    let shift = team.agree(sampled.sums.bias_shift(&input.model, &predicted))?;
-    log::info!("energy bias {:?} is shifted by {shift:?}", model.stats.bias);
+    let (size, n) = (team.size(), sampled.frames.len());
+    let sums = (0..n).map(|k| everyones[k % size][k / size].clone()).reduce(Sums::merge).unwrap_or_default();
+    let (shift, spread) = team.agree(sums.shift_and_spread(&input.model, n))?;
+    let name = &model.output.name;
+    log::info!("{name} bias {:?} is shifted by {shift:?}", model.stats.bias);
     for (bias, shift) in model.stats.bias.iter_mut().zip(shift) {
         *bias += shift;
+    }
+    if model.output.applied != Applied::Bias {
+        model.stats.out_std = spread;
     }
     Ok(())
 }

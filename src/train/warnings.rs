@@ -1,9 +1,9 @@
 //! What is allowed, and is hardly what anyone wants: told at the start, where it saves a day.
 
 use super::setup::DataSets;
-use crate::data::field::Field;
+use crate::data::field::Wants;
 use crate::data::{Dataset, System};
-use crate::loss::options::EnerLossOptions;
+use crate::loss::LossChoice;
 use crate::optim::options::LearningRateOptions;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -14,27 +14,20 @@ const MATCHES: usize = 100;
 const WINDOW: usize = 20;
 
 /// Labels that the loss has a prefactor for and the data does not have.
-pub fn missing_labels(data: &Dataset, name: &str, loss: &EnerLossOptions) -> Vec<String> {
-    let terms = [
-        (Field::Energy, "e", loss.energy.is_used()),
-        (Field::Force, "f", loss.force.is_used()),
-        (Field::Virial, "v", loss.virial.is_used()),
-        (Field::AtomEnergy, "ae", loss.atom_energy.is_used()),
-        (Field::AtomPref, "pf", loss.atom_pref_force.is_used()),
-    ];
+pub fn missing_labels(data: &Dataset, name: &str, loss: &LossChoice, wants: &Wants) -> Vec<String> {
     let n = data.systems.len();
     let mut lines = Vec::new();
-    for (field, term, _) in terms.iter().filter(|(_, _, used)| *used) {
-        let without: Vec<&System> = data.systems.iter().filter(|system| !system.has(*field)).collect();
-        let file = field.names()[0];
+    for (field, key) in loss.terms() {
+        let without: Vec<&System> = data.systems.iter().filter(|system| !system.has(field)).collect();
+        let file = &field.names(wants)[0];
         let Some(first) = without.first() else { continue };
         lines.push(match without.len() == n {
             true => format!(
-                "loss.start_pref_{term} is not zero, but no system of training.{name}_data has {file}.npy: the term is left \
+                "loss.{key} is not zero, but no system of training.{name}_data has {file}.npy: the term is left \
                  out, and its errors are nan"
             ),
             false => format!(
-                "loss.start_pref_{term}: {} of {n} systems of training.{name}_data have no {file}.npy (the first: {}): the term \
+                "loss.{key}: {} of {n} systems of training.{name}_data have no {file}.npy (the first: {}): the term \
                  is left out there",
                 without.len(),
                 first.path

@@ -13,7 +13,7 @@ use phalanx::engine::reference::ReferenceEngine;
 use phalanx::engine::{Engine, Prediction, Seeds};
 use phalanx::export::read_model;
 use phalanx::gpu::{Cuda, Numbers};
-use phalanx::loss::EnerLoss;
+use phalanx::loss::Loss;
 use phalanx::loss::observation::{self, Observation};
 use phalanx::model::dp::Dp;
 use phalanx::model::dp::options::{ModelOptions, Precision, Sel};
@@ -178,18 +178,8 @@ impl Case {
     fn open(folder: &Path, data: &Path) -> Result<Case> {
         let (input, _) = Input::read(&folder.join("input.json"))?;
         let (model, params) = Dp::from_spec(read_model(&file_of(folder, "initial.dp"))?)?;
-        let fitting = &input.model.fitting;
-        let wants = Wants {
-            energy: true,
-            force: true,
-            virial: input.loss.virial.is_used(),
-            atom_energy: input.loss.atom_energy.is_used(),
-            atom_pref: input.loss.atom_pref_force.is_used(),
-            atom_ener_coeff: input.loss.enable_atom_ener_coeff,
-            numb_fparam: fitting.numb_fparam,
-            fparam_has_default: fitting.default_fparam.is_some(),
-            numb_aparam: fitting.numb_aparam,
-        };
+        let mut wants = input.loss.wants(&input.model.fitting);
+        wants.force |= wants.energy;
         let names = input.training.training_data.systems.clone();
         let open = |options: &DataOptions| {
             let inside = |name: &String| data.join(name).to_string_lossy().into_owned();
@@ -232,7 +222,7 @@ impl Case {
         }
         let mut best = f64::INFINITY;
         for folder in folders {
-            let wants = Wants { virial: false, ..*wants };
+            let wants = Wants { virial: false, ..wants.clone() };
             // A neighbour may lack what this model needs; it is not the one then.
             let Ok(source) = Source::open(&folder, &self.model.options.type_map, &wants) else { continue };
             let mut engine = self.cpu::<f64>(EmbeddingMode::Direct)?;
@@ -363,7 +353,11 @@ impl Case {
 
     fn predict<E: Engine>(&self, engine: &mut E, source: &Source, params: &[f64], file: &str) -> Result<f64> {
         let want = read_npz(&file_of(&self.folder, file))?;
-        if want["force"].len() != want["frames"].len() * source.system.n_atoms * 3 {
+        let (of_atoms, width) = match self.model.is_energy() {
+            true => (&want["force"], 3),
+            false => (&want["atom_output"], self.model.output.width),
+        };
+        if of_atoms.len() != want["frames"].len() * source.system.n_atoms * width {
             return Err(err!("{file} is about another system"));
         }
         let prepare = engine.preparer();
@@ -373,12 +367,14 @@ impl Case {
         }
         let mut out = Prediction::default();
         engine.evaluate(&mut out, params, &frames.iter().collect::<Vec<_>>());
-        let got = [
-            ("energy", out.energy.clone()),
-            ("force", out.force.clone()),
-            ("virial", out.virial.as_flattened().to_vec()),
-            ("atom_energy", out.atom_energy.clone()),
+        let of_energy = [
+            ("energy", &out.energy[..]),
+            ("force", &out.force),
+            ("virial", out.virial.as_flattened()),
+            ("atom_energy", &out.atom_energy),
         ];
+        let of_output = [("output", &out.output[..]), ("atom_output", &out.atom_output)];
+        let got = if self.model.is_energy() { &of_energy[..] } else { &of_output };
         Ok(got.iter().fold(0.0, |a, (name, got)| {
             let d = deviation(got, &want[*name]);
             if d.is_nan() { d } else { f64::max(a, d) }
@@ -420,9 +416,8 @@ impl Case {
         serde_json::from_str(&text).map_err(|e| err!("{}: {e}", path.display()))
     }
 
-    fn loss(&self) -> EnerLoss {
-        EnerLoss::new(self.input.loss.clone(), self.input.learning_rate.start_lr)
-            .without(&self.model.options.atom_exclude_types)
+    fn loss(&self) -> Box<dyn Loss> {
+        self.input.loss.build(self.input.learning_rate.start_lr, &self.model)
     }
 
     /// The learning rates, and the number of steps.

@@ -65,6 +65,13 @@ pub const ROWS: &[Row] = &[
     Row { name: "hybrid", make: Series("hybrid", F64) },
     Row { name: "hybrid, direct", make: Direct("hybrid", F64) },
     Row { name: "hybrid, float32", make: Series("hybrid_float32", F32) },
+    Row { name: "dos", make: Series("dos", F64) },
+    Row { name: "dos, direct", make: Direct("dos", F64) },
+    Row { name: "dos, float32", make: Series("dos_float32", F32) },
+    Row { name: "dos, hybrid", make: Series("dos_hybrid", F64) },
+    Row { name: "property", make: Series("property", F64) },
+    Row { name: "property, intensive", make: Series("property_intensive", F64) },
+    Row { name: "property, intensive, direct", make: Direct("property_intensive", F64) },
     // Not se_e2_r with pairs left out: it jumps at the cutoff, there as in DeePMD-kit (`model/dp/descriptor/se_e2_r.rs`).
     Row { name: "PiNet", make: Pinet("potential_model", "PiNet", NODES, F64) },
     Row { name: "PiNet, float32", make: Pinet("potential_model", "PiNet", NODES, F32) },
@@ -77,10 +84,11 @@ pub const ROWS: &[Row] = &[
 /// What a model says about a batch; atoms are concatenated over frames.
 #[derive(Default)]
 pub struct Outcome {
+    /// Energies, or other outputs of frames.
     pub energy: Vec<f64>,
-    /// Energies of atoms, or charges.
+    /// Energies of atoms, charges, or other outputs.
     pub atomic: Vec<f64>,
-    /// Empty for a dipole.
+    /// Empty for whatever is no energy.
     pub force: Vec<f64>,
     pub virial: Vec<[f64; 9]>,
     /// The length of the dipole of each frame; empty for a potential.
@@ -92,6 +100,10 @@ pub struct Potential {
     pub name: String,
     pub is_single: bool,
     pub has_forces: bool,
+    /// Numbers of a frame, and of an atom.
+    pub width: usize,
+    /// The output of a frame is the mean over atoms.
+    pub is_mean: bool,
     /// Atoms of type -1 are no atoms.
     pub knows_virtual_atoms: bool,
     /// Near the cutoff energies go like this power of the distance to it: PiNet's cutoff is a cosine.
@@ -128,12 +140,24 @@ impl Row {
         let potential = |(engine, evaluate)| Potential {
             name: format!("{} on {engine}", self.name),
             is_single: numbers == F32,
-            has_forces: !matches!(self.make, Pinet("dipole_model", ..)),
+            has_forces: match self.make {
+                Pinet(model, ..) => model != "dipole_model",
+                Series(folder, _) | Direct(folder, _) => dp(folder).0.is_energy(),
+            },
+            width: self.output().0,
+            is_mean: self.output().1,
             knows_virtual_atoms: !is_pinet,
             cutoff_power: if is_pinet { 2 } else { 3 },
             evaluate,
         };
         engines.into_iter().map(potential).collect()
+    }
+
+    /// Numbers of a frame, and whether they are means over atoms.
+    fn output(&self) -> (usize, bool) {
+        let (Series(folder, _) | Direct(folder, _)) = self.make else { return (1, false) };
+        let output = dp(folder).0.output.clone();
+        (output.width, output.is_intensive)
     }
 
     /// The reference, which knows float64 and no series, and the CPU engine.
@@ -215,8 +239,11 @@ fn of_engine<E: Engine + 'static>(mut engine: E, params: Vec<f64>) -> Evaluate {
         let prepared: Vec<_> = frames.iter().map(|frame| prepare(frame).unwrap()).collect();
         let mut out = Prediction::default();
         engine.evaluate(&mut out, &params, &prepared.iter().collect::<Vec<_>>());
-        let Prediction { energy, atom_energy, force, virial } = out;
-        Outcome { energy, atomic: atom_energy, force, virial, dipole: vec![] }
+        let Prediction { energy, atom_energy, force, virial, output, atom_output } = out;
+        match energy.is_empty() {
+            true => Outcome { energy: output, atomic: atom_output, ..Outcome::default() },
+            false => Outcome { energy, atomic: atom_energy, force, virial, dipole: vec![] },
+        }
     })
 }
 

@@ -48,6 +48,15 @@ impl Kind {
     }
 }
 
+/// The beginning of the names of files.
+pub(super) fn prefix_of(prefix: &Path) -> Result<PathBuf> {
+    if prefix.file_name().is_none() {
+        return Err(err!("--detail-file: {} is not the beginning of a file name", prefix.display())
+            .help("for example: -d detail"));
+    }
+    Ok(prefix.to_owned())
+}
+
 /// The detail files of one run, each made when its first row comes.
 pub(super) struct Details {
     prefix: PathBuf,
@@ -58,11 +67,7 @@ pub(super) struct Details {
 impl Details {
     /// Files named `prefix.e.out` and so on; an ending of the prefix gives way.
     pub(super) fn new(prefix: &Path) -> Result<Self> {
-        if prefix.file_name().is_none() {
-            return Err(err!("--detail-file: {} is not the beginning of a file name", prefix.display())
-                .help("for example: -d detail"));
-        }
-        Ok(Details { prefix: prefix.to_owned(), files: Default::default(), row: String::new() })
+        Ok(Details { prefix: prefix_of(prefix)?, files: Default::default(), row: String::new() })
     }
 
     /// Writes the rows of a batch.

@@ -31,14 +31,14 @@ const REPORT: [(Quantity, &str, &str, &str); 8] = [
 
 /// Weighted sums of |error| and error^2.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
+pub(super) struct Sums {
     absolute: f64,
     squares: f64,
     weight: f64,
 }
 
 impl Sums {
-    fn add(&mut self, error: f64, weight: f64) {
+    pub(super) fn add(&mut self, error: f64, weight: f64) {
         self.absolute += weight * error.abs();
         self.squares += weight * error * error;
         self.weight += weight;
@@ -48,11 +48,17 @@ impl Sums {
         got.iter().zip(want).for_each(|(got, want)| self.add((got - want) * scale, 1.0));
     }
 
-    fn mean_absolute(&self) -> f64 {
+    pub(super) fn merge(&mut self, other: &Sums) {
+        self.absolute += other.absolute;
+        self.squares += other.squares;
+        self.weight += other.weight;
+    }
+
+    pub(super) fn mean_absolute(&self) -> f64 {
         if self.weight > 0.0 { self.absolute / self.weight } else { 0.0 }
     }
 
-    fn root_mean_square(&self) -> f64 {
+    pub(super) fn root_mean_square(&self) -> f64 {
         if self.weight > 0.0 { (self.squares / self.weight).sqrt() } else { 0.0 }
     }
 }
@@ -110,10 +116,7 @@ impl Errors {
     pub(super) fn merge(&mut self, other: &Errors) {
         for (mine, theirs) in self.sums.iter_mut().zip(&other.sums) {
             if let Some(theirs) = theirs {
-                let mine = mine.get_or_insert_default();
-                mine.absolute += theirs.absolute;
-                mine.squares += theirs.squares;
-                mine.weight += theirs.weight;
+                mine.get_or_insert_default().merge(theirs);
             }
         }
     }
@@ -123,14 +126,8 @@ impl Errors {
         self.sums[Quantity::AtomEnergy as usize] = None;
     }
 
-    /// Logs one line for each error.
-    pub(super) fn report(&self) {
-        for line in self.lines() {
-            log::info!("{line}");
-        }
-    }
-
-    fn lines(&self) -> Vec<String> {
+    /// One line for each error.
+    pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (quantity, mae, rmse, unit) in REPORT {
             if let Some(sums) = &self.sums[quantity as usize] {
@@ -165,6 +162,7 @@ mod tests {
             atom_energy: vec![0.0; 2],
             force: vec![0.0; 6],
             virial: vec![[0.0; 9]],
+            ..Prediction::default()
         }
     }
 

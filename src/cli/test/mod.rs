@@ -1,12 +1,14 @@
 //! `dp test`: compares a model with data.
 
 mod detail; // files with every label beside its prediction
+mod energy; // models of energies
 mod errors; // mean absolute and root-mean-square errors
+mod output; // models of other outputs
 
 use super::logging::LogArgs;
 use super::{Command, systems, typed};
-use crate::data::field::Field;
-use crate::data::{System, Wants};
+use crate::data::{Frame, System, Wants};
+use crate::engine::Prediction;
 use crate::engine::choice::DeviceChoice;
 use crate::err;
 use crate::error::Result;
@@ -16,8 +18,8 @@ use crate::launch::threads::{Threads, available_cores};
 use crate::report::progress::Progress;
 use crate::sample::permute::Permutation;
 use clap::Args;
-use detail::Details;
-use errors::Errors;
+use energy::EnergyTester;
+use output::OutputTester;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::hash::{BuildHasher, Hasher};
@@ -65,7 +67,7 @@ struct TestArgs {
     /// Write every label beside its prediction to PREFIX.e.out, PREFIX.f.out, PREFIX.v.out, ...
     #[arg(short, long, value_name = "PREFIX")]
     detail_file: Option<PathBuf>,
-    /// Compare the energies of atoms too (atom_ener.npy)
+    /// Compare the energies of atoms too (atom_ener.npy), or other outputs of atoms
     #[arg(short, long)]
     atomic: bool,
     /// A branch of a multi-task model; refused, as models here have one task
@@ -88,25 +90,44 @@ fn run(args: &TestArgs) -> Result<()> {
     }
     let paths = find_systems(args)?;
     let mut predictor = predictor(&args.model, args.device)?;
-    let mut details = args.detail_file.as_deref().map(Details::new).transpose()?;
-    let mut total = Errors::default();
+    let details = args.detail_file.as_deref();
+    let mut tester: Box<dyn Tester> = match predictor.model().is_energy() {
+        true => Box::new(EnergyTester::new(args.atomic, details)?),
+        false => Box::new(OutputTester::new(predictor.model(), args.atomic, details)?),
+    };
     for (number, path) in paths.iter().enumerate() {
         log::info!("# ---------------output of dp test--------------- ");
         log::info!("# testing system : {path}");
-        let errors = test_system(args, number, path, &mut predictor, details.as_mut())?;
-        errors.report();
+        test_system(args, number, path, &mut predictor, &mut *tester)?;
+        tester.end_system().iter().for_each(|line| log::info!("{line}"));
         log::info!("# ----------------------------------------------- ");
-        total.merge(&errors);
     }
-    if let Some(details) = details {
-        details.finish()?;
-    }
-    total.forget_atom_energy();
+    let lines = tester.end()?;
     log::info!("# ----------weighted average of errors----------- ");
     log::info!("# number of systems : {}", paths.len());
-    total.report();
+    lines.iter().for_each(|line| log::info!("{line}"));
     log::info!("# ----------------------------------------------- ");
     Ok(())
+}
+
+/// What is compared of one kind of model.
+trait Tester {
+    /// The labels that it compares with, beside what a prediction needs.
+    fn wants(&self, wants: Wants) -> Wants;
+
+    /// Refuses a system without what it needs.
+    fn check(&self, _system: &System) -> Result<()> {
+        Ok(())
+    }
+
+    /// Compares a batch of system `number`.
+    fn add(&mut self, system: &str, number: usize, frames: &[Frame], predicted: &Prediction) -> Result<()>;
+
+    /// What there is to say of the system.
+    fn end_system(&mut self) -> Vec<String>;
+
+    /// What there is to say of all systems.
+    fn end(self: Box<Self>) -> Result<Vec<String>>;
 }
 
 fn find_systems(args: &TestArgs) -> Result<Vec<String>> {
@@ -142,36 +163,22 @@ fn test_system(
     number: usize,
     path: &str,
     predictor: &mut Predictor,
-    mut details: Option<&mut Details>,
-) -> Result<Errors> {
-    let wants = Wants {
-        energy: true,
-        force: true,
-        virial: true,
-        atom_pref: true,
-        atom_energy: args.atomic,
-        ..predictor.wants()
-    };
-    let system = System::open(path, predictor.type_map(), &wants)?;
-    if args.atomic && !system.has(Field::AtomEnergy) {
-        return Err(err!("{path}: found no atom_ener.npy in every set").help("--atomic compares with it"));
-    }
+    tester: &mut dyn Tester,
+) -> Result<()> {
+    let system = System::open(path, predictor.type_map(), &tester.wants(predictor.wants()))?;
+    tester.check(&system)?;
     let frames = frames_to_test(args, number, system.n_frames);
     let progress = Progress::counting("frames", frames.len() as u64);
-    let mut errors = Errors::default();
     let mut done = 0;
     predictor.for_each_batch(&system, &frames, |frames, predicted| {
-        errors.add(frames, predicted);
-        if let Some(details) = &mut details {
-            details.write(path, frames, predicted)?;
-        }
+        tester.add(path, number, frames, predicted)?;
         done += frames.len();
         progress.step(done as u64);
         Ok(())
     })?;
     progress.finish();
     log::info!("# number of test data : {done} ");
-    Ok(errors)
+    Ok(())
 }
 
 /// Which frames, in which order. The order of a system depends on the seed and its number only.

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::memory::afford;
 use crate::{bail, err};
 use hdf5_reader::{Datatype, Hdf5File, SliceInfo, SliceInfoElem};
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -147,7 +148,7 @@ impl Source for Hdf5Source {
         self.place(&format!("{}/{name}.npy", self.sets[set]))
     }
 
-    fn array(&self, set: usize, name: &'static str) -> Result<Option<Box<dyn Array>>> {
+    fn array(&self, set: usize, name: Cow<'static, str>) -> Result<Option<Box<dyn Array>>> {
         let file_name = format!("{name}.npy");
         if !self.members[set].contains(&file_name) {
             return Ok(None);

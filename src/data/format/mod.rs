@@ -7,6 +7,7 @@ mod text;
 
 use crate::error::Result;
 use crate::{bail, err};
+use std::borrow::Cow;
 use std::path::Path;
 
 /// Every format, asked in this order.
@@ -41,7 +42,7 @@ pub trait Source {
     /// Where array `name` of a set would be, for messages.
     fn array_place(&self, set: usize, name: &str) -> String;
     /// An array of a set, where it exists. Reads its shape only.
-    fn array(&self, set: usize, name: &'static str) -> Result<Option<Box<dyn Array>>>;
+    fn array(&self, set: usize, name: Cow<'static, str>) -> Result<Option<Box<dyn Array>>>;
 }
 
 /// What the elements of an array are.

@@ -4,6 +4,7 @@ use super::{Array, Format, Kind, Source, text};
 use crate::data::npy::NpyHeader;
 use crate::error::{IoContext, Result};
 use crate::{bail, err};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -70,7 +71,7 @@ impl Source for NpySource {
         self.folders[set].join(format!("{name}.npy")).display().to_string()
     }
 
-    fn array(&self, set: usize, name: &'static str) -> Result<Option<Box<dyn Array>>> {
+    fn array(&self, set: usize, name: Cow<'static, str>) -> Result<Option<Box<dyn Array>>> {
         let array = NpyArray::open(&self.folders[set], name)?;
         Ok(array.map(|array| Box::new(array) as Box<dyn Array>))
     }
@@ -111,7 +112,7 @@ struct Element {
 /// One npy file: what its header said. The file itself is closed.
 struct NpyArray {
     folder: Arc<Path>,
-    name: &'static str,
+    name: Cow<'static, str>,
     shape: Box<[usize]>,
     element: Element,
     fortran: bool,
@@ -121,7 +122,7 @@ struct NpyArray {
 
 impl NpyArray {
     /// `None` where there is no such file.
-    fn open(folder: &Arc<Path>, name: &'static str) -> Result<Option<NpyArray>> {
+    fn open(folder: &Arc<Path>, name: Cow<'static, str>) -> Result<Option<NpyArray>> {
         let path = folder.join(format!("{name}.npy"));
         let file = match File::open(&path) {
             Ok(file) => file,
@@ -142,7 +143,7 @@ impl NpyArray {
         Ok(Some(array))
     }
 
-    fn from_header(file: File, folder: &Arc<Path>, name: &'static str) -> Result<NpyArray> {
+    fn from_header(file: File, folder: &Arc<Path>, name: Cow<'static, str>) -> Result<NpyArray> {
         // One read of the file suffices for nearly every header.
         let header = NpyHeader::read(&mut BufReader::with_capacity(256, file))
             .map_err(|e| err!("not a readable npy file: {e}").help("write it with numpy.save"))?;

@@ -3,6 +3,7 @@
 use super::{Array, Format, Kind, Source, text};
 use crate::err;
 use crate::error::{IoContext, Result};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -65,7 +66,7 @@ impl Source for RawSource {
         self.folder.join(format!("{name}.raw")).display().to_string()
     }
 
-    fn array(&self, _set: usize, name: &'static str) -> Result<Option<Box<dyn Array>>> {
+    fn array(&self, _set: usize, name: Cow<'static, str>) -> Result<Option<Box<dyn Array>>> {
         let array = RawArray::open(self.folder.join(format!("{name}.raw")))?;
         Ok(array.map(|array| Box::new(array) as Box<dyn Array>))
     }

@@ -391,7 +391,9 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
             let x = k * width + batch.inputs.first..k * width + batch.inputs.end;
             let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
             map.adjoint(dl_a, &a[row.clone()], &dl_x[x.clone()]);
-            map.tangent_adjoint_add(dl_a, &a_dot[row], &de_x[x]);
+            if model.is_energy() {
+                map.tangent_adjoint_add(dl_a, &a_dot[row], &de_x[x]);
+            }
         }
     });
 }
@@ -414,7 +416,7 @@ pub fn embedding_gradient<T: Real>(
     series.backward_add(pool, grad, plan, batch.model, batch.params, &buffers.dl_c, scale);
 }
 
-/// dL/dC = Q^T dL/dA + Q_dot^T dE/dA
+/// dL/dC = Q^T dL/dA + Q_dot^T dE/dA, the second only where there are tangents.
 fn coefficient_gradient<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, plan: &Plan) {
     let (m1, columns, n_panels) = (batch.model.n_embed(), plan.columns(), plan.panels().len());
     let n_env = batch.components();
@@ -437,7 +439,8 @@ fn coefficient_gradient<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Bu
             }
             let cut = cut.block(batch, b, plan);
             let (from, to) = (n_env * block.row, n_env * (block.row + block.n));
-            for (q, adjoint) in [(&*q, &*dl_a), (&*q_dot, &*de_a)] {
+            let products = [(&*q, &*dl_a), (&*q_dot, &*de_a)];
+            for (q, adjoint) in &products[..if batch.model.is_energy() { 2 } else { 1 }] {
                 let (q, adjoint) = (&q[from * columns..to * columns], &adjoint[from * m1..to * m1]);
                 cut.gradient_add(out, q, adjoint, panel, term);
             }

@@ -28,6 +28,7 @@ mod vacuum;
 pub mod laps;
 mod batch;
 mod blocks;
+mod outputs;
 mod part;
 #[cfg(test)]
 mod tests;
@@ -84,7 +85,8 @@ impl<T: Real> CpuEngine<T> {
     pub fn new(model: Arc<Dp>, threads: usize, mode: EmbeddingMode) -> Result<Self> {
         let models = model.parts();
         // The square that may be folded comes first among the inputs.
-        let fitting = Fitting::new(model.fitting.clone(), models[0].descriptor().form().square());
+        let square = models[0].descriptor().form().square();
+        let fitting = Fitting::new(model.fitting.clone(), square, model.is_energy());
         let inputs = place_inputs(&models, fitting.fold());
         let parts = models.iter().zip(inputs).map(|(model, inputs)| Part::new(model, inputs, mode));
         Ok(CpuEngine {
@@ -240,6 +242,11 @@ impl<T: Real> Engine for CpuEngine<T> {
         self.laps.lap(Stage::Describe);
         self.fitting.forward(&self.pool, weights);
         let (first, ..) = self.parts[0].batch(params, frames(0));
+        if !self.model.is_energy() {
+            self.laps.lap(Stage::FittingForward);
+            outputs::collect(out, &first, &self.fitting);
+            return self.laps.lap(Stage::Collect);
+        }
         first.extra_inputs(&mut self.extra);
         self.vacuum.forward(&self.model, params, &self.extra);
         self.laps.lap(Stage::FittingForward);
@@ -264,7 +271,9 @@ impl<T: Real> Engine for CpuEngine<T> {
         let gradient = T::target(grad, &mut self.gradient);
         self.fitting.gradient(&self.pool, gradient);
         T::deliver(grad, &self.gradient, self.model.fitting_params().start, &self.pool);
-        self.vacuum.backward_add(grad, &self.model, params, &self.dl_e);
+        if self.model.is_energy() {
+            self.vacuum.backward_add(grad, &self.model, params, &self.dl_e);
+        }
         self.laps.lap(Stage::FittingGradient);
     }
 
@@ -320,14 +329,20 @@ impl<T: Real> CpuEngine<T> {
         self.laps.start();
         let weights = T::viewed(params, &self.weights);
         let frames = |part| FramesOfPart::new(batch, part);
-        for (k, part) in self.parts.iter_mut().enumerate() {
-            let (batch, buffers, _) = part.batch(params, frames(k));
-            blocks::tangent(&self.pool, &batch, buffers, &mut self.fitting, seeds);
+        if self.model.is_energy() {
+            for (k, part) in self.parts.iter_mut().enumerate() {
+                let (batch, buffers, _) = part.batch(params, frames(k));
+                blocks::tangent(&self.pool, &batch, buffers, &mut self.fitting, seeds);
+            }
+            self.laps.lap(Stage::Tangent);
+            let (first, ..) = self.parts[0].batch(params, frames(0));
+            first.energy_seeds(&mut self.dl_e, seeds);
+            self.fitting.tangent(&self.pool, weights, &self.dl_e);
+        } else {
+            let (first, ..) = self.parts[0].batch(params, frames(0));
+            outputs::put_seeds(&mut self.fitting, &first, seeds);
+            self.fitting.output_adjoint(&self.pool, weights);
         }
-        self.laps.lap(Stage::Tangent);
-        let (first, ..) = self.parts[0].batch(params, frames(0));
-        first.energy_seeds(&mut self.dl_e, seeds);
-        self.fitting.tangent(&self.pool, weights, &self.dl_e);
         self.laps.lap(Stage::FittingTangent);
         self.fitting.backward(&self.pool, weights);
         self.laps.lap(Stage::FittingReverse);

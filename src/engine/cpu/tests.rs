@@ -4,7 +4,8 @@ use super::*;
 use crate::engine::Piece;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
-    compare_results, distances, frame, hybrid, model, model_with, options, run, seeds, steep_params,
+    compare_results, distances, frame, hybrid, model, model_with, options, other_outputs, run, seeds,
+    steep_params,
 };
 use crate::model::activation::Activation;
 use crate::model::dp::options::{DescriptorOptions, Descriptors, Embedding, FittingOptions};
@@ -105,6 +106,30 @@ fn distances_alone_agree_with_the_reference() {
         let model = model(descriptor);
         let params = steep_params(&model);
         compare_params::<f64>(model, &params, SERIES, 2, 1e-9);
+    }
+}
+
+#[test]
+fn other_outputs_agree_with_the_reference_for_every_number_of_threads() {
+    let descriptors: [Descriptors; 3] = [options().into(), distances().into(), hybrid()];
+    for (descriptor, kind) in
+        descriptors.iter().flat_map(|d| other_outputs().into_iter().map(move |kind| (d, kind)))
+    {
+        let model = |activation| {
+            let change = |fitting: &mut FittingOptions| {
+                (fitting.kind, fitting.activation) = (kind.clone(), activation)
+            };
+            model_with(descriptor.clone(), change)
+        };
+        compare_models::<f64>(model(Activation::Tanh), SERIES, 2, 1e-9);
+        compare_models::<f64>(model(Activation::Gelu), EmbeddingMode::Direct, 1, 1e-11);
+        compare_models::<f32>(model(Activation::Tanh), SERIES, 2, 2e-3);
+        let (model, frames) = (model(Activation::Tanh), [frame(23, 1), frame(17, 8)]);
+        let params = model.random_params(9);
+        let of = |threads| {
+            run(&mut CpuEngine::<f64>::new(model.clone(), threads, SERIES).unwrap(), &params, &frames)
+        };
+        assert!(of(1) == of(3), "the same bits");
     }
 }
 

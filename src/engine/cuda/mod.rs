@@ -41,6 +41,13 @@ use std::sync::Arc;
 
 /// What the kernels compute for this model; an error where they cannot.
 pub fn form_on_gpu(model: &Dp) -> Result<Form> {
+    if !model.is_energy() {
+        return Err(err!(
+            "the GPU predicts energies alone, and this model predicts something else (model.fitting_net: {})",
+            model.options.fitting.type_name()
+        )
+        .help("use --device cpu"));
+    }
     if !model.options.atom_exclude_types.is_empty() {
         return Err(err!(
             "the GPU does not know atoms without an energy of their own (model.atom_exclude_types)"

@@ -1,4 +1,4 @@
-//! The energy of one atom and its derivatives.
+//! The energy of one atom, or what else its fitting net says, and derivatives.
 //!
 //! `e = fitting(D, extra)`, with the descriptors D one after another.
 
@@ -41,7 +41,7 @@ pub struct FirstPass {
 struct Forward {
     parts: Vec<Described>,
     fitting: Vec<Trace>,
-    energy: f64,
+    outputs: Vec<f64>,
     /// The fitting net at a descriptor of zero, where it is taken off.
     vacuum: Option<Vec<Trace>>,
 }
@@ -57,10 +57,10 @@ fn forward(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> Forward {
     let mut x: Vec<f64> = parts.iter().flat_map(|part| part.d.iter().copied()).collect();
     let n_descriptor = x.len();
     x.extend(&view.extra);
-    let (e, fitting) = layer::net_forward(&model.fitting[view.center], params, &x);
+    let (mut outputs, fitting) = layer::net_forward(&model.fitting[view.center], params, &x);
     let vacuum = model.removes_vacuum(view.center).then(|| vacuum(model, params, view, n_descriptor));
-    let energy = e[0] - vacuum.as_ref().map_or(0.0, |(e, _)| *e);
-    Forward { parts, fitting, energy, vacuum: vacuum.map(|(_, traces)| traces) }
+    outputs[0] -= vacuum.as_ref().map_or(0.0, |(e, _)| *e);
+    Forward { parts, fitting, outputs, vacuum: vacuum.map(|(_, traces)| traces) }
 }
 
 /// The energy of an atom whose descriptor is zero, which some types have taken off.
@@ -83,6 +83,11 @@ fn places(models: &[Arc<Dp>]) -> Vec<Range<usize>> {
     models.iter().map(place).collect()
 }
 
+/// What the fitting net says of an atom.
+pub fn outputs(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> Vec<f64> {
+    forward(models, params, view).outputs
+}
+
 /// The energy of an atom and its gradient by the rows of the environment matrix.
 pub fn first_pass(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> FirstPass {
     let f = forward(models, params, view);
@@ -91,17 +96,17 @@ pub fn first_pass(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> FirstP
     for (k, place) in places(models).into_iter().enumerate() {
         de_row.push(f.parts[k].backward(&models[k], params, &view.entries[k], &de_x[place]));
     }
-    FirstPass { energy: f.energy, de_row }
+    FirstPass { energy: f.outputs[0], de_row }
 }
 
-/// Adds the gradient of `dl_e * e + (de/drow) . row_dot` by the parameters.
+/// Adds the gradient of `dl_e . e + de_e . (de/drow) . row_dot` by the parameters, e being the outputs of the fitting net.
 pub fn second_pass(
     grad: &mut [f64],
     models: &[Arc<Dp>],
     params: &[f64],
     view: &AtomView,
     row_dot: &[Vec<[f64; 4]>],
-    dl_e: f64,
+    (dl_e, de_e): (&[f64], &[f64]),
 ) {
     let mut f = forward(models, params, view);
     let fitting = &models[0].fitting[view.center];
@@ -115,11 +120,11 @@ pub fn second_pass(
     layer::net_tangent(fitting, params, &mut f.fitting, &x_dot);
 
     // Reverse over (value, tangent): the tangent's adjoints are the energy's gradients of the first pass.
-    let dl_x = layer::net_backward(grad, fitting, params, &f.fitting, &[dl_e], &[1.0]);
+    let dl_x = layer::net_backward(grad, fitting, params, &f.fitting, dl_e, de_e);
     if let Some(traces) = &f.vacuum {
-        layer::net_backward(grad, fitting, params, traces, &[-dl_e], &[0.0]);
+        layer::net_backward(grad, fitting, params, traces, &[-dl_e[0]], &[0.0]);
     }
-    let de_x = layer::net_backward_input(fitting, params, &f.fitting, &[1.0]);
+    let de_x = layer::net_backward_input(fitting, params, &f.fitting, de_e);
     for (k, place) in places(models).into_iter().enumerate() {
         let adjoints = (&dl_x[place.clone()], &de_x[place]);
         f.parts[k].gradient_add(grad, (&models[k], params), &view.entries[k], &row_dot[k], adjoints);

@@ -6,6 +6,7 @@
 pub mod atom;
 pub mod env;
 pub mod layer;
+mod outputs;
 mod pairs;
 
 use super::{Engine, Prediction, Preparer, Seeds};
@@ -111,6 +112,9 @@ impl Engine for ReferenceEngine {
 
     fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&Geometries]) {
         *out = Prediction::default();
+        if !self.model.is_energy() {
+            return self.outputs(out, params, batch);
+        }
         for geometry in batch {
             let n = geometry.0[0].n_atoms();
             let mut force = vec![0.0; 3 * n];
@@ -139,6 +143,9 @@ impl Engine for ReferenceEngine {
 
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &[&Geometries], seeds: &Seeds) {
         grad.fill(0.0);
+        if !self.model.is_energy() {
+            return self.outputs_backward(grad, params, batch, seeds);
+        }
         let mut first_atom = 0;
         for (f, geometry) in batch.iter().enumerate() {
             // The direction in which forces are wanted: u = -dL/dF.
@@ -161,7 +168,7 @@ impl Engine for ReferenceEngine {
                     })
                     .collect();
                 let dl_e = seeds.dl_energy[f] + seeds.dl_atom_energy[first_atom + i];
-                atom::second_pass(grad, &self.parts, params, &view, &row_dot, dl_e);
+                atom::second_pass(grad, &self.parts, params, &view, &row_dot, (&[dl_e], &[1.0]));
             }
             first_atom += n;
         }
@@ -175,6 +182,7 @@ pub(crate) mod tests {
     use crate::data::Labels;
     use crate::model::activation::Activation;
     use crate::model::dp::descriptor::SeE2R;
+    use crate::model::dp::fitting::{Dos, Property};
     use crate::model::dp::options::*;
     use crate::model::dp::spec::DpStatistics;
 
@@ -238,6 +246,7 @@ pub(crate) mod tests {
         change: impl FnOnce(&mut FittingOptions),
     ) -> Arc<Dp> {
         let mut fitting = FittingOptions {
+            kind: FittingKind::Ener(crate::model::dp::fitting::Ener),
             neuron: vec![5, 5, 10],
             activation: Activation::Tanh,
             resnet_dt: true,
@@ -263,12 +272,14 @@ pub(crate) mod tests {
             data_stat_protect: 0.01,
             script: serde_json::Value::Null,
         };
-        let n_parts = options.descriptors.list.len();
+        let (n_parts, width) = (options.descriptors.list.len(), options.fitting.output().width);
+        let row = |x: f64| (0..width).map(move |k| x + 0.1 * k as f64);
+        let per_type = |of: [f64; 2]| of.into_iter().flat_map(row).collect::<Vec<f64>>();
         let stats = DpStatistics {
             davg: [[0.11, 0.0, 0.0, 0.0], [0.17, 0.0, 0.0, 0.0]].repeat(n_parts),
             dstd: [[0.2, 0.13, 0.13, 0.13], [0.21, 0.12, 0.12, 0.12]].repeat(n_parts),
-            bias: vec![-1.5, 0.7],
-            out_std: vec![1.0, 1.0],
+            bias: per_type([-1.5, 0.7]),
+            out_std: per_type([1.0, 1.3]),
             fparam_avg: vec![0.4],
             fparam_inv_std: vec![1.3],
             aparam_avg: vec![-0.2],
@@ -320,6 +331,8 @@ pub(crate) mod tests {
             dl_atom_energy: (0..n).map(coefficient).collect(),
             dl_force: (0..3 * n).map(|k| 3.0 * coefficient(k)).collect(),
             dl_virial: (0..n_frames).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
+            dl_output: (0..out.output.len()).map(coefficient).collect(),
+            dl_atom_output: (0..out.atom_output.len()).map(|k| 2.0 * coefficient(k)).collect(),
         }
     }
 
@@ -335,6 +348,8 @@ pub(crate) mod tests {
             ("atom energy", &got.0.atom_energy, &want.0.atom_energy),
             ("force", &got.0.force, &want.0.force),
             ("virial", got.0.virial.as_flattened(), want.0.virial.as_flattened()),
+            ("output", &got.0.output, &want.0.output),
+            ("outputs of atoms", &got.0.atom_output, &want.0.atom_output),
             ("gradient", &got.1, &want.1),
         ];
         for (name, got, want) in pairs {
@@ -409,11 +424,29 @@ pub(crate) mod tests {
 
     #[test]
     fn gradient_of_a_loss_agrees_with_central_differences() {
-        [options().into(), distances().into(), hybrid()].into_iter().for_each(check_gradient);
+        let descriptors: [Descriptors; 3] = [options().into(), distances().into(), hybrid()];
+        for descriptor in descriptors {
+            check_gradient(model(descriptor.clone()));
+            for kind in other_outputs() {
+                check_gradient(model_with(descriptor.clone(), |fitting| fitting.kind = kind));
+            }
+        }
     }
 
-    fn check_gradient(descriptor: Descriptors) {
-        let model = model(descriptor);
+    /// Fitting nets that predict no energy.
+    pub(crate) fn other_outputs() -> Vec<FittingKind> {
+        let property = |is_intensive, distinguish_types| {
+            FittingKind::Property(Property {
+                name: "gap".into(),
+                task_dim: 2,
+                is_intensive,
+                distinguish_types,
+            })
+        };
+        vec![FittingKind::Dos(Dos { numb_dos: 5 }), property(false, true), property(true, false)]
+    }
+
+    fn check_gradient(model: Arc<Dp>) {
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);
         let frames = [frame(11, 1), frame(9, 4)];
@@ -421,13 +454,9 @@ pub(crate) mod tests {
         let prepared: Vec<_> = frames.iter().map(|f| prepare(f).unwrap()).collect();
         let batch: Vec<_> = prepared.iter().collect();
         // A loss that is linear in everything predicted, so that the seeds are its coefficients.
-        let coefficient = |k: usize| ((k as f64 + 1.0) * 0.731).sin();
-        let seeds = Seeds {
-            dl_energy: (0..2).map(coefficient).collect(),
-            dl_atom_energy: (0..20).map(coefficient).collect(),
-            dl_force: (0..60).map(|k| 3.0 * coefficient(k)).collect(),
-            dl_virial: (0..2).map(|f| std::array::from_fn(|k| coefficient(40 * f + k))).collect(),
-        };
+        let mut out = Prediction::default();
+        engine.evaluate(&mut out, &params, &batch);
+        let seeds = seeds(&out);
         let loss = |engine: &mut ReferenceEngine, params: &[f64]| {
             let mut out = Prediction::default();
             engine.evaluate(&mut out, params, &batch);
@@ -436,6 +465,8 @@ pub(crate) mod tests {
                 + dot(&seeds.dl_atom_energy, &out.atom_energy)
                 + dot(&seeds.dl_force, &out.force)
                 + dot(seeds.dl_virial.as_flattened(), out.virial.as_flattened())
+                + dot(&seeds.dl_output, &out.output)
+                + dot(&seeds.dl_atom_output, &out.atom_output)
         };
         let mut grad = vec![0.0; params.len()];
         engine.backward(&mut grad, &params, &batch, &seeds);

@@ -7,7 +7,7 @@
 //! - The energy of an atom gets `out_bias` of the model plus `bias_atom_e` of the fitting net. The PyTorch side
 //!   of DeePMD-kit keeps the bias in the first and leaves zeros in the second; others do it the other way round.
 //!   We read the sum and write the first.
-//! - `out_std` is kept but does not enter energies.
+//! - `out_std` is kept but does not enter energies; outputs of `property` are multiplied by it.
 //! - Networks, `davg`, `dstd` and the statistics of fparam and aparam are stored in the precision of their
 //!   part; biases always in float64.
 //! - Where `atom_ener` gives an energy for a type, the fitting net's value at a zero descriptor is taken off, so
@@ -30,7 +30,6 @@ mod version {
     pub const MODEL: i64 = 2;
     pub const DESCRIPTOR: i64 = 2;
     pub const DESCRIPTOR_NEWEST: i64 = 3;
-    pub const FITTING: i64 = 4;
     pub const COLLECTION: i64 = 1;
     pub const EMBEDDING_NET: i64 = 2;
     pub const FITTING_NET: i64 = 1;

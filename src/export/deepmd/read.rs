@@ -5,8 +5,9 @@ use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
 use crate::model::dp::descriptor::{Shared, entry_called};
+use crate::model::dp::fitting;
 use crate::model::dp::options::{
-    DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Precision, Sel,
+    Applied, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output, Precision, Sel,
 };
 use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
 use crate::model::dp::table::EmbeddingTable;
@@ -25,7 +26,6 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
     check_type(&model, "model", "standard")?;
     let descriptor = model.get("descriptor")?;
     let fitting = model.get("fitting")?;
-    check_type(&fitting, "fitting net", "ener")?;
     let type_map = model.get("type_map")?.list(|item| item.str().map(str::to_string))?;
     let script = root.find("model_def_script")?.map_or(Ok(Value::Null), |place| place.node.to_json())?;
     let parts = read_descriptors(&descriptor, &type_map, &script)?;
@@ -36,7 +36,8 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
         is_hybrid: is_hybrid(&descriptor)?,
     };
     let input = descriptors.width() + fitting_options.n_extra();
-    let fitting_layers = [&[input], &fitting_options.neuron[..], &[1]].concat();
+    let output = fitting_options.output();
+    let fitting_layers = [&[input], &fitting_options.neuron[..], &[output.net_width]].concat();
     let mut descriptor_nets = Vec::new();
     for part in &parts {
         descriptor_nets.extend(read_descriptor_nets(part, n_types)?);
@@ -53,7 +54,7 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
             fitting: fitting_options,
             pair_exclude_types: read_pairs(&model, "pair_exclude_types", n_types)?,
             atom_exclude_types: read_excluded_atoms(&model, &fitting, n_types)?,
-            preset_out_bias: read_preset(&model)?,
+            preset_out_bias: read_preset(&model, &output)?,
             data_stat_nbatch: script["data_stat_nbatch"].as_u64().map_or(DATA_STAT_NBATCH, |n| n as usize),
             data_stat_protect: script["data_stat_protect"].as_f64().unwrap_or(DATA_STAT_PROTECT),
             script,
@@ -147,13 +148,22 @@ fn check_descriptor(place: &Place, options: &DescriptorOptions, n_types: usize) 
 }
 
 fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<FittingOptions> {
-    check_version(place, version::FITTING)?;
+    let named = place.get("type")?;
+    let Some(entry) = fitting::entry_called(named.str()?) else {
+        return Err(unsupported(&named, &format!("fitting net of type \"{}\"", named.str()?)));
+    };
+    check_version(place, entry.version)?;
     for key in ["spin", "layer_name", "dim_case_embd", "tot_ener_zero", "mixed_types"] {
         check_absent(place, key)?;
     }
     check_type_map(place, type_map)?;
     let neuron = place.get("neuron")?.list(Place::usize)?;
     check_widths(&place.get("neuron")?, &neuron)?;
+    let get = |key: &str| place.find(key)?.map_or(Ok(Value::Null), |found| found.node.to_json());
+    let kind = (entry.read)(&get).map_err(|e| e.at(place.to_string()))?;
+    if neuron.is_empty() && entry.variant.name != "ener" {
+        bail!("{place}.neuron: found no layer, wanted at least one");
+    }
     let count = |key| match place.find(key)? {
         Some(found) => match found.usize()? {
             n if n <= 1 << 16 => Ok(n),
@@ -168,6 +178,7 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         bail!("{place}.default_fparam: found {} numbers, wanted numb_fparam = {numb_fparam}", wrong.len());
     }
     Ok(FittingOptions {
+        kind,
         trainable: read_fitting_trainable(place, neuron.len() + 1)?,
         neuron,
         activation: read_activation(place)?,
@@ -239,10 +250,20 @@ fn read_excluded_atoms(model: &Place, fitting: &Place, n_types: usize) -> Result
     Ok(own)
 }
 
-fn read_preset(model: &Place) -> Result<Vec<Option<f64>>> {
+fn read_preset(model: &Place, output: &Output) -> Result<Vec<Option<Vec<f64>>>> {
     let Some(preset) = model.find("preset_out_bias")? else { return Ok(Vec::new()) };
-    let Some(energy) = preset.find("energy")? else { return Ok(Vec::new()) };
-    numbers_or_null(&energy)
+    let Some(list) = preset.find(&output.name)? else { return Ok(Vec::new()) };
+    list.list(|item| {
+        let numbers = match item.node {
+            Node::Null => return Ok(None),
+            Node::List(_) => item.list(Place::f64)?,
+            _ => vec![item.f64()?],
+        };
+        match numbers.len() == output.width {
+            true => Ok(Some(numbers)),
+            false => Err(item.wanted(&format!("{} numbers", output.width))),
+        }
+    })
 }
 
 fn read_pairs(place: &Place, key: &str, n_types: usize) -> Result<Vec<(usize, usize)>> {
@@ -283,8 +304,14 @@ fn read_statistics(
     let n_types = model.get("type_map")?.items()?.len();
     let outputs = model.get(VARIABLES)?;
     let parameters = fitting.get(VARIABLES)?;
-    let mut bias = numbers(&outputs, "out_bias", n_types)?.unwrap_or_else(|| vec![0.0; n_types]);
-    if let Some(more) = numbers(&parameters, "bias_atom_e", n_types)? {
+    let output = options.output();
+    let n_outputs = n_types * output.width;
+    let mut bias = numbers(&outputs, "out_bias", n_outputs)?.unwrap_or_else(|| vec![0.0; n_outputs]);
+    if let Some(more) = numbers(&parameters, "bias_atom_e", n_types * output.net_width)? {
+        // Where the net's output is not the output itself, they do not add up.
+        if output.applied != Applied::Bias && more.iter().any(|&x| x != 0.0) {
+            return Err(unsupported(&parameters, "a bias of the fitting net (bias_atom_e)"));
+        }
         bias.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
     }
     let wanted = |key: &str, n: usize| match numbers(&parameters, key, n)? {
@@ -306,7 +333,7 @@ fn read_statistics(
         davg,
         dstd,
         bias,
-        out_std: numbers(&outputs, "out_std", n_types)?.unwrap_or_else(|| vec![1.0; n_types]),
+        out_std: numbers(&outputs, "out_std", n_outputs)?.unwrap_or_else(|| vec![1.0; n_outputs]),
         fparam_avg: wanted("fparam_avg", options.numb_fparam)?,
         fparam_inv_std: wanted("fparam_inv_std", options.numb_fparam)?,
         aparam_avg: wanted("aparam_avg", options.numb_aparam)?,

@@ -85,6 +85,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             embedding: Embedding::Chebyshev,
         }),
         fitting: FittingOptions {
+            kind: FittingKind::Ener(crate::model::dp::fitting::Ener),
             neuron: vec![5, 4],
             activation: gelu,
             resnet_dt: true,
@@ -100,7 +101,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
         },
         pair_exclude_types: vec![(1, 1)],
         atom_exclude_types: vec![1],
-        preset_out_bias: vec![None, Some(-187.3)],
+        preset_out_bias: vec![None, Some(vec![-187.3])],
         data_stat_nbatch: 4,
         data_stat_protect: 0.02,
         script: json!({

@@ -32,7 +32,8 @@ pub fn stamp(tree: &mut Node, time: jiff::Timestamp) {
 
 fn model_tree(model: &DpModel) -> Map {
     let n_types = model.n_types();
-    let per_type = |values: &[f64]| numbers(Precision::Float64, vec![1, n_types, 1], values);
+    let output = model.options.fitting.output();
+    let per_type = |values: &[f64]| numbers(Precision::Float64, vec![1, n_types, output.width], values);
     let variables = Map::new()
         .with("out_bias", per_type(&model.stats.bias))
         .with("out_std", per_type(&model.stats.out_std));
@@ -41,7 +42,7 @@ fn model_tree(model: &DpModel) -> Map {
         .with("atom_exclude_types", model.options.atom_exclude_types.clone())
         .with("pair_exclude_types", pairs_tree(&model.options.pair_exclude_types))
         .with("rcond", model.options.fitting.rcond)
-        .with("preset_out_bias", preset_tree(&model.options.preset_out_bias))
+        .with("preset_out_bias", preset_tree(&output.name, &model.options.preset_out_bias))
         .with(VARIABLES, variables)
         .with("@class", "Model")
         .with("@version", version::MODEL)
@@ -54,16 +55,12 @@ fn pairs_tree(pairs: &[(usize, usize)]) -> Node {
     Node::List(pairs.iter().map(|&(a, b)| Node::from(vec![a, b])).collect())
 }
 
-/// A list of one number for each type: arrays have their place among the variables.
-fn preset_tree(preset: &[Option<f64>]) -> Node {
-    let number = |&x: &f64| Node::List(vec![x.into()]);
-    match preset {
-        [] => Node::Null,
-        _ => {
-            let list = preset.iter().map(|x| x.as_ref().map_or(Node::Null, number)).collect();
-            Map::new().with("energy", Node::List(list)).into()
-        }
+/// Lists of numbers for each type: arrays have their place among the variables.
+fn preset_tree(name: &str, preset: &[Option<Vec<f64>>]) -> Node {
+    if preset.is_empty() {
+        return Node::Null;
     }
+    Map::new().with(name, Node::List(preset.iter().map(|x| x.clone().into()).collect())).into()
 }
 
 /// What a model has for one of its descriptors.
@@ -197,18 +194,19 @@ fn fitting_tree(model: &DpModel) -> Map {
         0 => Node::Null,
         n => numbers(options.precision, vec![n], values),
     };
-    let n_types = model.n_types();
+    let (n_types, output, entry) = (model.n_types(), options.output(), options.kind.entry());
+    let no_bias = vec![0.0; n_types * output.net_width];
     let variables = Map::new()
-        .with("bias_atom_e", numbers(Precision::Float64, vec![n_types, 1], &vec![0.0; n_types]))
+        .with("bias_atom_e", numbers(Precision::Float64, vec![n_types, output.net_width], &no_bias))
         .with("case_embd", Node::Null)
         .with("fparam_avg", parameters(&stats.fparam_avg))
         .with("fparam_inv_std", parameters(&stats.fparam_inv_std))
         .with("aparam_avg", parameters(&stats.aparam_avg))
         .with("aparam_inv_std", parameters(&stats.aparam_inv_std));
-    Map::new()
+    let mut tree = Map::new()
         .with("@class", "Fitting")
-        .with("@version", version::FITTING)
-        .with("var_name", "energy")
+        .with("@version", entry.version)
+        .with("var_name", output.name)
         .with("ntypes", n_types)
         .with("dim_descrpt", model.options.descriptors.width())
         .with("neuron", options.neuron.clone())
@@ -230,9 +228,11 @@ fn fitting_tree(model: &DpModel) -> Map {
         .with("layer_name", Node::Null)
         .with("use_aparam_as_mask", options.use_aparam_as_mask)
         .with("spin", Node::Null)
-        .with("type", "ener")
-        .with("dim_out", 1usize)
-        .with("atom_ener", options.atom_ener.clone())
+        .with("type", entry.variant.name);
+    for (key, value) in (entry.write)(options) {
+        tree = tree.with(key, Node::from_json(&value));
+    }
+    tree
 }
 
 fn fitting_nets_tree(model: &DpModel) -> Map {
@@ -247,7 +247,7 @@ fn fitting_nets_tree(model: &DpModel) -> Map {
             .with("@class", "FittingNetwork")
             .with("@version", version::FITTING_NET)
             .with("in_dim", width + options.n_extra())
-            .with("out_dim", 1usize)
+            .with("out_dim", options.output().net_width)
             .with("neuron", options.neuron.clone())
             .with("activation_function", options.activation.name())
             .with("resnet_dt", options.resnet_dt)
@@ -353,24 +353,25 @@ fn script_from_options(options: &ModelOptions, fitting: &FittingOptions) -> serd
         true => json!({ "type": "hybrid", "list": sections }),
         false => sections.remove(0),
     };
+    let mut fitting_net = json!({
+        "type": fitting.type_name(),
+        "neuron": fitting.neuron,
+        "activation_function": fitting.activation.name(),
+        "resnet_dt": fitting.resnet_dt,
+        "precision": precision_name(fitting.precision),
+        "trainable": fitting.trainable,
+        "seed": fitting.seed,
+        "numb_fparam": fitting.numb_fparam,
+        "default_fparam": fitting.default_fparam,
+        "numb_aparam": fitting.numb_aparam,
+    });
+    for (key, value) in (fitting.kind.entry().section)(fitting) {
+        fitting_net[key] = value;
+    }
     json!({
         "type_map": options.type_map,
         "descriptor": descriptor,
-        "fitting_net": {
-            "type": "ener",
-            "neuron": fitting.neuron,
-            "activation_function": fitting.activation.name(),
-            "resnet_dt": fitting.resnet_dt,
-            "precision": precision_name(fitting.precision),
-            "trainable": fitting.trainable,
-            "seed": fitting.seed,
-            "numb_fparam": fitting.numb_fparam,
-            "default_fparam": fitting.default_fparam,
-            "numb_aparam": fitting.numb_aparam,
-            "use_aparam_as_mask": fitting.use_aparam_as_mask,
-            "rcond": fitting.rcond,
-            "atom_ener": fitting.atom_ener,
-        },
+        "fitting_net": fitting_net,
         "pair_exclude_types": options.pair_exclude_types,
         "atom_exclude_types": options.atom_exclude_types,
         "data_stat_nbatch": options.data_stat_nbatch,

@@ -45,6 +45,11 @@ pub struct Prefactor {
 }
 
 impl Prefactor {
+    /// The prefactor at this ratio of the learning rate to that at the start.
+    pub fn at(&self, ratio: f64) -> f64 {
+        self.limit + (self.start - self.limit) * ratio
+    }
+
     /// Whether the term is there at all. As in DeePMD-kit it is left out where either end is zero.
     pub fn is_used(&self) -> bool {
         self.start != 0.0 && self.limit != 0.0
@@ -157,11 +162,6 @@ impl EnerLossOptions {
         (0..5).filter(|&k| used[k].is_used()).map(|k| self.name(k)).collect()
     }
 
-    /// The columns of the learning curve: the root of the loss, then the displayed errors.
-    pub fn columns(&self) -> Vec<String> {
-        std::iter::once("rmse").chain(self.names()).map(String::from).collect()
-    }
-
     /// Resolves the checked `loss` section.
     pub fn resolve(section: &Section) -> Result<EnerLossOptions> {
         let options = EnerLossOptions {
@@ -207,7 +207,7 @@ impl EnerLossOptions {
 }
 
 /// The two ends of a prefactor. One end at zero drops the term, which is worth a line in the log.
-fn prefactor(section: &Section, name: &str) -> Prefactor {
+pub fn prefactor(section: &Section, name: &str) -> Prefactor {
     let key = format!("start_pref_{name}");
     let prefactor =
         Prefactor { start: section.float(&key), limit: section.float(&format!("limit_pref_{name}")) };
@@ -237,6 +237,7 @@ fn function(section: &Section) -> Result<LossFunction> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loss::LossChoice;
 
     fn loss(function: LossFunction) -> EnerLossOptions {
         let on = Prefactor { start: 1.0, limit: 1.0 };
@@ -258,7 +259,8 @@ mod tests {
 
     #[test]
     fn columns_follow_the_terms_of_the_loss() {
-        assert_eq!(loss(LossFunction::Mse).columns(), ["rmse", "rmse_e", "rmse_f", "rmse_pf"]);
-        assert_eq!(loss(LossFunction::Mae).columns(), ["rmse", "mae_e", "mae_f", "mae_pf"]);
+        let columns = |function| LossChoice::new(loss(function)).columns();
+        assert_eq!(columns(LossFunction::Mse), ["rmse", "rmse_e", "rmse_f", "rmse_pf"]);
+        assert_eq!(columns(LossFunction::Mae), ["rmse", "mae_e", "mae_f", "mae_pf"]);
     }
 }

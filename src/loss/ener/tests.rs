@@ -32,6 +32,7 @@ fn batch() -> (Vec<Frame>, Prediction) {
                 atom_energy: Some(numbers.list(n)),
                 atom_pref: Some(numbers.list(3 * n).iter().map(|x| x.abs()).collect()),
                 atom_ener_coeff: Some(numbers.list(n)),
+                ..Labels::default()
             };
             let (coord, fparam, aparam) = (vec![0.0; 3 * n], Vec::new(), Vec::new());
             Frame { types: types.into(), coord, cell: None, fparam, aparam, labels }
@@ -42,6 +43,7 @@ fn batch() -> (Vec<Frame>, Prediction) {
         atom_energy: numbers.list(7),
         force: numbers.list(21),
         virial: (0..2).map(|_| std::array::from_fn(|_| numbers.next())).collect(),
+        ..Prediction::default()
     };
     (frames, out)
 }

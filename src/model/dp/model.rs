@@ -1,6 +1,6 @@
 //! A Deep Potential model: shapes, statistics and the table of its parameters. The parameters themselves are a flat vector.
 
-use super::options::{DescriptorOptions, Descriptors, ModelOptions};
+use super::options::{Applied, DescriptorOptions, Descriptors, ModelOptions, Output};
 use super::spec::{DpModel, DpStatistics, Layer, Net, descriptor_net_index};
 use super::table::EmbeddingTable;
 use crate::model::net::{HiddenSpec, LayerShape, NetShape, Shortcut};
@@ -22,6 +22,8 @@ pub struct Dp {
     pub tables: Option<Vec<EmbeddingTable>>,
     /// How the neighbours are listed from which descriptors take theirs.
     pub listed: Listed,
+    /// What the fitting nets predict.
+    pub output: Output,
 }
 
 /// A neighbour list: DeePMD-kit makes one for all descriptors of a hybrid, which is cut for each of them afterwards. Who is in it
@@ -54,7 +56,7 @@ impl Dp {
             }
         }
         let fit = &options.fitting;
-        let n_in = options.descriptors.width() + fit.n_extra();
+        let (n_in, output) = (options.descriptors.width() + fit.n_extra(), fit.output());
         let fitting = (0..n_types)
             .map(|k| {
                 let prefix = format!("fitting_net.filter_layers.networks.{k}");
@@ -68,13 +70,13 @@ impl Dp {
                 NetShape::hidden(&mut table, &prefix, spec).with_output(
                     &mut table,
                     &prefix,
-                    1,
+                    output.net_width,
                     fit.trainable[fit.neuron.len()],
                 )
             })
             .collect();
         let listed = Listed { rcut: options.descriptors.rcut(), sel: options.descriptors.largest_sel() };
-        Dp { options, stats, table, embedding, fitting, tables: None, listed }
+        Dp { options, stats, table, embedding, fitting, tables: None, listed, output }
     }
 
     /// One model for each descriptor: what the whole has of it, with the parameters where they are. The inputs of its fitting
@@ -148,6 +150,23 @@ impl Dp {
     pub fn removes_vacuum(&self, center: usize) -> bool {
         let given = &self.options.fitting.atom_ener;
         given.iter().any(Option::is_some) && given.get(center).is_none_or(Option::is_some)
+    }
+
+    /// Whether it predicts energies, with forces and virials; other models predict [`Dp::output`] alone.
+    pub fn is_energy(&self) -> bool {
+        self.options.fitting.is_energy()
+    }
+
+    /// What an output of an atom of this type is multiplied by, `[width]` or nothing, and what is added `[width]`.
+    pub fn applied<'a>(&'a self, center: usize) -> (Option<&'a [f64]>, &'a [f64]) {
+        let width = self.output.width;
+        let of = |values: &'a [f64], t: usize| &values[t * width..(t + 1) * width];
+        let (bias, deviation) = (&self.stats.bias, &self.stats.out_std);
+        match self.output.applied {
+            Applied::Bias => (None, of(bias, center)),
+            Applied::Normalised => (Some(of(deviation, center)), of(bias, center)),
+            Applied::NormalisedAlike => (Some(of(deviation, 0)), of(bias, 0)),
+        }
     }
 
     /// The parameters of the fitting nets, which follow those of the embedding nets.

@@ -3,7 +3,7 @@
 use super::descriptor::{DESCRIPTOR, check_type, resolve_type_pairs};
 pub use super::descriptor::{DescriptorKind, DescriptorOptions, Descriptors, Embedding, Form, SeE2A, Sel};
 use super::fitting::FITTING;
-pub use super::fitting::FittingOptions;
+pub use super::fitting::{Applied, FittingKind, FittingOptions, Output};
 pub use super::keys::parse_activation;
 use crate::config::Section;
 use crate::config::check::count;
@@ -30,8 +30,8 @@ pub struct ModelOptions {
     pub pair_exclude_types: Vec<(usize, usize)>,
     /// Types whose atoms have no energy of their own.
     pub atom_exclude_types: Vec<usize>,
-    /// The energy bias of each type where it is given; empty where none is.
-    pub preset_out_bias: Vec<Option<f64>>,
+    /// The bias of each type, a number for each output, where it is given; empty where none is.
+    pub preset_out_bias: Vec<Option<Vec<f64>>>,
     /// Batches of each system that the statistics look at.
     pub data_stat_nbatch: usize,
     /// Smallest standard deviation that the statistics may give.
@@ -69,7 +69,8 @@ pub static MODEL: Table = Table {
             "Indices of types whose atoms have no energy of their own, only a part in that of others. The loss leaves them out.",
         ),
         Key::new("preset_out_bias", Kind::Any).default("null").unit("eV").doc(
-            "Given values for the energy bias of types, such as {\"energy\": [null, -13.6]}; null: fitted to the data.",
+            "Given values for the bias of types, such as {\"energy\": [null, -13.6]}; null: fitted to the data. The key is the name of \
+             the output; one with several numbers has lists of them.",
         ),
         Key::new("srtab_add_bias", Kind::Bool)
             .default("true")
@@ -115,7 +116,7 @@ const STANDARD: &[Key] = &[
     Key::new("descriptor", Kind::Object(&DESCRIPTOR))
         .doc("What the surroundings of an atom are turned into."),
     Key::new("fitting_net", Kind::Object(&FITTING))
-        .doc("The network that turns a descriptor into an energy."),
+        .doc("The network that turns a descriptor into an energy, or another output."),
     Key::new("model_branch_alias", Kind::List(&Kind::Text))
         .default("[]")
         .ignored("")
@@ -137,27 +138,33 @@ const STANDARD: &[Key] = &[
         .doc("Only used together with bridging_method."),
 ];
 
-/// `{"energy": [...]}` with a number, a list of one, or null for each type.
-fn resolve_preset(section: &Section, n_types: usize) -> Result<Vec<Option<f64>>> {
-    let key = "preset_out_bias";
+/// `{"energy": [...]}` with a number, a list of one for each output, or null for each type.
+fn resolve_preset(section: &Section, n_types: usize, output: &Output) -> Result<Vec<Option<Vec<f64>>>> {
+    let (key, name) = ("preset_out_bias", output.name.as_str());
     let Some(given) = section.get(key) else { return Ok(Vec::new()) };
-    let energy = given.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("energy"));
-    let Some(list) = energy.and_then(Value::as_array) else {
+    let own = given.as_object().filter(|map| map.len() == 1).and_then(|map| map.get(name));
+    let Some(list) = own.and_then(Value::as_array) else {
         return Err(section
-            .error(key, err!("found {given}, wanted an object with the key \"energy\" alone"))
-            .help("such as {\"energy\": [null, -13.6]}"));
+            .error(key, err!("found {given}, wanted an object with the key \"{name}\" alone"))
+            .help(format!("such as {{\"{name}\": [null, -13.6]}}")));
     };
     if list.len() != n_types {
         let error = err!("{} for the {} of type_map", count(list.len(), "number"), count(n_types, "type"));
         return Err(section.error(key, error).help("write null for a type whose bias is fitted"));
     }
-    let number = |item: &Value| match item.as_array().map(Vec::as_slice).unwrap_or(std::slice::from_ref(item))
-    {
-        [Value::Null] => Ok(None),
-        [Value::Number(x)] => Ok(x.as_f64()),
-        _ => Err(section.error(key, err!("found {item}, wanted a number or null"))),
+    let numbers = |item: &Value| {
+        let items = item.as_array().map(Vec::as_slice).unwrap_or(std::slice::from_ref(item));
+        match items.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>() {
+            Some(numbers) if numbers.len() == output.width => Ok(Some(numbers)),
+            None if matches!(items, [Value::Null]) => Ok(None),
+            _ => {
+                let wanted =
+                    if output.width == 1 { "a number".into() } else { format!("{} numbers", output.width) };
+                Err(section.error(key, err!("found {item}, wanted {wanted} or null")))
+            }
+        }
     };
-    list.iter().map(number).collect()
+    list.iter().map(numbers).collect()
 }
 
 impl ModelOptions {
@@ -188,12 +195,12 @@ impl ModelOptions {
         Ok(ModelOptions {
             type_map,
             descriptors,
-            fitting,
             pair_exclude_types: resolve_type_pairs(section, "pair_exclude_types", n_types)?,
             atom_exclude_types: atoms.collect::<Result<_>>()?,
-            preset_out_bias: resolve_preset(section, n_types)?,
+            preset_out_bias: resolve_preset(section, n_types, &fitting.output())?,
             data_stat_nbatch: section.int("data_stat_nbatch"),
             data_stat_protect: section.float("data_stat_protect"),
+            fitting,
             script,
         })
     }
@@ -227,7 +234,8 @@ impl ModelOptions {
         };
         let (fit, n_types) = (&self.fitting, self.type_map.len());
         let inputs = self.descriptors.width() + fit.n_extra();
-        let output = fit.neuron.last().map_or(0, |&last| last as u128 + 1);
+        let n_out = fit.output().net_width as u128;
+        let output = fit.neuron.last().map_or(0, |&last| n_out * (last as u128 + 1));
         [
             self.descriptors
                 .list

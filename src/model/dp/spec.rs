@@ -30,9 +30,9 @@ pub struct DpStatistics {
     pub davg: Vec<[f64; 4]>,
     /// Standard deviation of the same; each row is divided by it.
     pub dstd: Vec<[f64; 4]>,
-    /// Energy added to each atom of a type, eV.
+    /// `[types, width]` what is added to the output of each atom of a type; the energy, eV.
     pub bias: Vec<f64>,
-    /// Spread of the energy for each type, eV. It is kept in files; predictions do not use it.
+    /// `[types, width]` spread of the labels for each type. Predictions of properties are multiplied by it, energies are not.
     pub out_std: Vec<f64>,
     /// Mean of each frame parameter. [numb_fparam]
     pub fparam_avg: Vec<f64>,
@@ -49,11 +49,12 @@ impl DpStatistics {
     pub fn check(&self, options: &ModelOptions) -> Result<()> {
         let (n_types, fit) = (options.type_map.len(), &options.fitting);
         let n_rows = options.descriptors.list.len() * n_types;
+        let n_outputs = n_types * fit.output().width;
         let lengths = [
             ("davg", self.davg.len(), n_rows, "types"),
             ("dstd", self.dstd.len(), n_rows, "types"),
-            ("bias", self.bias.len(), n_types, "types"),
-            ("out_std", self.out_std.len(), n_types, "types"),
+            ("bias", self.bias.len(), n_outputs, "outputs of types"),
+            ("out_std", self.out_std.len(), n_outputs, "outputs of types"),
             ("fparam_avg", self.fparam_avg.len(), fit.numb_fparam, "frame parameters"),
             ("fparam_inv_std", self.fparam_inv_std.len(), fit.numb_fparam, "frame parameters"),
             ("aparam_avg", self.aparam_avg.len(), fit.numb_aparam, "atom parameters"),

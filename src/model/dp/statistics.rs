@@ -1,6 +1,6 @@
-//! The statistics that a model is normalised with: rows of the environment matrix, energy bias, parameters.
+//! The statistics that a model is normalised with: rows of the environment matrix, bias of the output, parameters.
 
-use super::options::{FittingOptions, Form, ModelOptions};
+use super::options::{Applied, FittingOptions, Form, ModelOptions};
 use super::radial::radial;
 use super::spec::DpStatistics;
 use crate::data::Frame;
@@ -45,6 +45,36 @@ impl Moments {
     }
 }
 
+/// Mean and spread of labels of atoms. Unlike [`Moments`] it keeps the digits of numbers that differ little.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Spread {
+    count: f64,
+    mean: f64,
+    /// The sum of squares of what differs from the mean.
+    squares: f64,
+}
+
+impl Spread {
+    fn of(x: f64) -> Self {
+        Spread { count: 1.0, mean: x, squares: 0.0 }
+    }
+
+    fn merge(&mut self, other: &Spread) {
+        let count = self.count + other.count;
+        if other.count == 0.0 {
+            return;
+        }
+        let shift = other.mean - self.mean;
+        self.mean += shift * other.count / count;
+        self.squares += other.squares + shift * shift * self.count * other.count / count;
+        self.count = count;
+    }
+
+    fn deviation(&self) -> f64 {
+        (self.squares / self.count).sqrt()
+    }
+}
+
 /// Sums over the sampled frames.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sums {
@@ -53,9 +83,12 @@ pub struct Sums {
     angular: Vec<Moments>,
     fparam: Vec<Moments>,
     aparam: Vec<Moments>,
-    /// Atoms of each type in each frame with an energy `[n_energies, n_types]`, and the energies.
+    /// Atoms of each type in each frame with a label `[n_labels, n_types]`, and the labels `[n_labels, width]`: energies, or what
+    /// else the model predicts.
     compositions: Vec<f64>,
-    energies: Vec<f64>,
+    labels: Vec<f64>,
+    /// Labels of atoms `[n_types, width]`; empty where no frame has them.
+    of_atoms: Vec<Spread>,
 }
 
 impl Sums {
@@ -100,15 +133,34 @@ impl Sums {
     /// As [`Sums::of`] without the rows of the environment: what biases and parameters need.
     pub fn of_outputs(options: &ModelOptions, frame: &Frame) -> Self {
         let mut sums = Sums::empty(options);
-        if let Some(energy) = frame.labels.energy {
+        let label = match options.fitting.is_energy() {
+            true => frame.labels.energy.as_slice(),
+            false => frame.labels.output.as_deref().unwrap_or_default(),
+        };
+        if !label.is_empty() {
             sums.compositions = vec![0.0; options.type_map.len()];
             for &center in frame.types.iter().filter(|&&center| options.has_energy(center)) {
                 sums.compositions[center as usize] += 1.0;
             }
-            sums.energies.push(energy);
+            sums.labels.extend_from_slice(label);
+        }
+        if let Some(of_atoms) = &frame.labels.atom_output {
+            sums.add_atoms(options, frame, of_atoms);
         }
         sums.add_parameters(&options.fitting, frame);
         sums
+    }
+
+    /// As in DeePMD-kit, those of types that the model leaves out count too.
+    fn add_atoms(&mut self, options: &ModelOptions, frame: &Frame, labels: &[f64]) {
+        let width = options.fitting.output().width;
+        self.of_atoms = vec![Spread::default(); options.type_map.len() * width];
+        for (&center, label) in frame.types.iter().zip(labels.chunks_exact(width)) {
+            let Ok(center) = usize::try_from(center) else { continue };
+            for (spread, &x) in self.of_atoms[center * width..].iter_mut().zip(label) {
+                spread.merge(&Spread::of(x));
+            }
+        }
     }
 
     fn empty(options: &ModelOptions) -> Self {
@@ -149,106 +201,169 @@ impl Sums {
             }
         }
         self.compositions.extend(other.compositions);
-        self.energies.extend(other.energies);
+        self.labels.extend(other.labels);
+        match self.of_atoms.is_empty() {
+            true => self.of_atoms = other.of_atoms,
+            false => self.of_atoms.iter_mut().zip(&other.of_atoms).for_each(|(a, b)| a.merge(b)),
+        }
         self
     }
 
-    /// Means, deviations and the energy bias by least squares.
+    /// Means, deviations and the bias by least squares.
     pub fn finish(&self, options: &ModelOptions) -> Result<DpStatistics> {
         Ok(self.summary(options)?.finish(options))
     }
 
-    /// What is kept of the sums: the energy bias by least squares in place of all energies.
+    /// What is kept of the sums: the bias by least squares in place of all labels.
     pub fn summary(&self, options: &ModelOptions) -> Result<Summary> {
         let n_types = options.type_map.len();
-        let bias = self.bias(options)?;
-        let spread = vec![self.spread(&bias, n_types); n_types];
         Ok(Summary {
             rows: Some(self.radial.iter().copied().zip(self.angular.iter().copied()).collect()),
             fparam: Some(self.fparam.clone()),
             aparam: Some(self.aparam.clone()),
-            output: Some((bias, spread)),
+            output: Some(self.bias_and_spread(options)?),
             observed: Some((0..n_types).filter(|&t| self.radial[t].count > 0.0).collect()),
         })
     }
 
-    /// The energy of each type that explains the energies best; types with a given bias or `atom_ener` keep it.
-    fn bias(&self, options: &ModelOptions) -> Result<Vec<f64>> {
-        let (fitting, n_types) = (&options.fitting, options.type_map.len());
-        let of = |list: &[Option<f64>], t: usize| list.get(t).copied().flatten();
-        let given = |t: usize| of(&options.preset_out_bias, t).or(of(&fitting.atom_ener, t));
-        if self.energies.is_empty() {
-            return Ok((0..n_types).map(|t| given(t).unwrap_or(0.0)).collect());
+    /// The output of each type that explains the labels best, and its spread `[n_types, width]`. Labels of atoms count where there
+    /// are any; types without them have what labels of frames say.
+    pub fn bias_and_spread(&self, options: &ModelOptions) -> Result<(Vec<f64>, Vec<f64>)> {
+        let (n_types, output) = (options.type_map.len(), options.fitting.output());
+        let (mut bias, mut spread) = match output.applied {
+            Applied::NormalisedAlike if !self.labels.is_empty() => self.alike(options),
+            _ => {
+                let bias = self.bias(options)?;
+                let spread = self.spread(&bias, options);
+                (bias, spread.repeat(n_types))
+            }
+        };
+        for (k, atoms) in self.of_atoms.iter().enumerate().filter(|(_, atoms)| atoms.count > 0.0) {
+            (bias[k], spread[k]) = (atoms.mean, atoms.deviation());
         }
+        if bias.iter().chain(&spread).any(|x| !x.is_finite()) {
+            bail!("the {} of the training data give no finite bias: {bias:?}", labels_called(&output.name));
+        }
+        if output.applied != Applied::Bias && spread.contains(&0.0) {
+            bail!(
+                "the {} of the frames that the statistics look at are all the same: there is nothing to learn",
+                labels_called(&output.name)
+            );
+        }
+        Ok((bias, spread))
+    }
+
+    /// Atoms of each type, or where the output is intensive, what part of all atoms they are `[n_labels, n_types]`.
+    fn parts(&self, options: &ModelOptions) -> Vec<f64> {
         let mut matrix = self.compositions.clone();
-        let mut energies = self.energies.clone();
-        for (row, energy) in matrix.chunks_exact_mut(n_types).zip(&mut energies) {
-            for (t, n) in row.iter_mut().enumerate() {
-                if let Some(e) = given(t) {
-                    *energy -= *n * e;
-                    *n = 0.0;
+        if options.fitting.output().is_intensive {
+            for row in matrix.chunks_exact_mut(options.type_map.len()) {
+                let n: f64 = row.iter().sum();
+                row.iter_mut().for_each(|x| *x /= n);
+            }
+        }
+        matrix
+    }
+
+    /// Mean and deviation of the labels, of an atom where they are extensive: the same for all types.
+    fn alike(&self, options: &ModelOptions) -> (Vec<f64>, Vec<f64>) {
+        let (n_types, output) = (options.type_map.len(), options.fitting.output());
+        let mut columns = vec![Spread::default(); output.width];
+        for (row, label) in
+            self.compositions.chunks_exact(n_types).zip(self.labels.chunks_exact(output.width))
+        {
+            let n = if output.is_intensive { 1.0 } else { row.iter().sum::<f64>() };
+            columns.iter_mut().zip(label).for_each(|(column, x)| column.merge(&Spread::of(x / n)));
+        }
+        let mean: Vec<f64> = columns.iter().map(|column| column.mean).collect();
+        let deviation: Vec<f64> = columns.iter().map(Spread::deviation).collect();
+        (mean.repeat(n_types), deviation.repeat(n_types))
+    }
+
+    /// The output of each type that explains the labels best; types with a given bias or `atom_ener` keep it.
+    fn bias(&self, options: &ModelOptions) -> Result<Vec<f64>> {
+        let (fitting, n_types, width) =
+            (&options.fitting, options.type_map.len(), options.fitting.output().width);
+        let given = |t: usize| -> Option<&[f64]> {
+            let preset = options.preset_out_bias.get(t).and_then(Option::as_deref);
+            preset.or(fitting.atom_ener.get(t).map(Option::as_slice).filter(|e| !e.is_empty()))
+        };
+        let mut bias = vec![0.0; n_types * width];
+        if !self.labels.is_empty() {
+            let mut matrix = self.parts(options);
+            let mut labels = self.labels.clone();
+            for (row, label) in matrix.chunks_exact_mut(n_types).zip(labels.chunks_exact_mut(width)) {
+                for (t, n) in row.iter_mut().enumerate() {
+                    if let Some(given) = given(t) {
+                        label.iter_mut().zip(given).for_each(|(x, e)| *x -= *n * e);
+                        *n = 0.0;
+                    }
                 }
             }
+            let n_labels = labels.len() / width;
+            let rcond = fitting.rcond.unwrap_or(f64::EPSILON * n_labels.max(n_types) as f64);
+            bias = least_squares(&matrix, &labels, n_types, rcond);
         }
-        let rcond = fitting.rcond.unwrap_or(f64::EPSILON * energies.len().max(n_types) as f64);
-        let mut bias = least_squares(&matrix, &energies, n_types, rcond);
-        for (t, bias) in bias.iter_mut().enumerate() {
-            if let Some(e) = given(t) {
-                *bias = e;
+        for t in 0..n_types {
+            if let Some(given) = given(t) {
+                bias[t * width..(t + 1) * width].copy_from_slice(given);
             }
-        }
-        if bias.iter().any(|x| !x.is_finite()) {
-            bail!("the energies of the training data give no finite bias: {bias:?}");
         }
         Ok(bias)
     }
 
-    /// What the energies of each type must change by to explain the energies beyond `predicted`, frame by frame.
-    pub fn bias_shift(&self, options: &ModelOptions, predicted: &[f64]) -> Result<Vec<f64>> {
-        Ok(self.bias_shift_and_spread(options, predicted)?.0)
+    /// Frames that have a label.
+    pub fn n_labels(&self, options: &ModelOptions) -> usize {
+        self.labels.len() / options.fitting.output().width
     }
 
-    /// The same, and the standard deviation of what it leaves unexplained.
-    pub fn bias_shift_and_spread(
-        &self,
-        options: &ModelOptions,
-        predicted: &[f64],
-    ) -> Result<(Vec<f64>, f64)> {
-        if predicted.len() != self.energies.len() {
-            bail!(
-                "{} of {} frames have an energy: the bias cannot be fitted",
-                self.energies.len(),
-                predicted.len()
-            );
+    /// What the output of each type must change by to explain the labels of so many frames, from which predictions were taken off,
+    /// and its spread.
+    pub fn shift_and_spread(&self, options: &ModelOptions, n_frames: usize) -> Result<(Vec<f64>, Vec<f64>)> {
+        let n = self.n_labels(options);
+        if n != n_frames && self.of_atoms.is_empty() {
+            let name = options.fitting.output().name;
+            bail!("{n} of {n_frames} frames have a label \"{name}\": the bias cannot be fitted");
         }
-        let energies = self.energies.iter().zip(predicted).map(|(label, e)| label - e).collect();
-        let rest = Sums { energies, ..self.clone() };
         // The shift is relative: energies of isolated atoms that the options give are in the model already.
         let mut nothing_given = options.clone();
         (nothing_given.fitting.atom_ener, nothing_given.preset_out_bias) = (Vec::new(), Vec::new());
-        let shift = rest.bias(&nothing_given)?;
-        let spread = rest.spread(&shift, options.type_map.len());
-        Ok((shift, spread))
+        self.bias_and_spread(&nothing_given)
     }
 
-    /// Standard deviation of what the bias leaves unexplained.
-    fn spread(&self, bias: &[f64], n_types: usize) -> f64 {
-        let mut moments = Moments::default();
-        for (row, energy) in self.compositions.chunks_exact(n_types).zip(&self.energies) {
-            moments.add(energy - row.iter().zip(bias).map(|(n, b)| n * b).sum::<f64>());
+    /// Standard deviation of what the bias leaves unexplained `[width]`.
+    fn spread(&self, bias: &[f64], options: &ModelOptions) -> Vec<f64> {
+        let (n_types, width) = (options.type_map.len(), options.fitting.output().width);
+        let mut moments = vec![Moments::default(); width];
+        let matrix = self.parts(options);
+        for (row, label) in matrix.chunks_exact(n_types).zip(self.labels.chunks_exact(width)) {
+            for (k, moments) in moments.iter_mut().enumerate() {
+                let explained = row.iter().enumerate().map(|(t, n)| n * bias[t * width + k]).sum::<f64>();
+                moments.add(label[k] - explained);
+            }
         }
-        if moments.count == 0.0 { 1.0 } else { moments.deviation(0.0) }
+        moments.iter().map(|m| if m.count == 0.0 { 1.0 } else { m.deviation(0.0) }).collect()
     }
 
-    /// Energies per atom that the bias leaves unexplained, root mean square.
-    pub fn energy_rmse_per_atom(&self, bias: &[f64]) -> f64 {
+    /// Labels, of an atom where they are extensive, that the bias leaves unexplained, root mean square.
+    pub fn rmse(&self, options: &ModelOptions, bias: &[f64]) -> f64 {
+        let (n_types, output) = (options.type_map.len(), options.fitting.output());
+        let (matrix, width) = (self.parts(options), output.width);
         let mut moments = Moments::default();
-        for (row, energy) in self.compositions.chunks_exact(bias.len()).zip(&self.energies) {
-            let n: f64 = row.iter().sum();
-            moments.add((energy - row.iter().zip(bias).map(|(n, b)| n * b).sum::<f64>()) / n);
+        for (row, label) in matrix.chunks_exact(n_types).zip(self.labels.chunks_exact(width)) {
+            let n: f64 = if output.is_intensive { 1.0 } else { row.iter().sum() };
+            for (k, label) in label.iter().enumerate() {
+                let explained = row.iter().enumerate().map(|(t, n)| n * bias[t * width + k]).sum::<f64>();
+                moments.add((label - explained) / n);
+            }
         }
         (moments.squares / moments.count.max(1.0)).sqrt()
     }
+}
+
+/// What labels of this output are called.
+fn labels_called(name: &str) -> String {
+    if name == "energy" { "energies".into() } else { format!("labels \"{name}\"") }
 }
 
 /// All that the statistics of a model are made from, group by group; `None` where a group is not known.
@@ -260,7 +375,7 @@ pub struct Summary {
     pub fparam: Option<Vec<Moments>>,
     /// `[numb_aparam]`
     pub aparam: Option<Vec<Moments>>,
-    /// `[n_types]` energy bias and spread, eV.
+    /// `[n_types, width]` bias and spread of the output.
     pub output: Option<(Vec<f64>, Vec<f64>)>,
     /// Types that occur. No statistics need them; they are kept for other programs.
     pub observed: Option<Vec<usize>>,
@@ -327,10 +442,11 @@ impl Summary {
     }
 }
 
-/// The shortest x that minimises |A x - b| for a row-major A with `n` columns; singular values below
-/// `rcond` times the largest count as zero. One-sided Jacobi rotations: simple, and accurate to the last bits.
+/// The shortest x that minimises |A x - b| for a row-major A with `n` columns, and each column of b: both have the same rows, x one
+/// for each column of A. Singular values below `rcond` times the largest count as zero. One-sided Jacobi rotations: simple, and accurate to the last bits.
 pub fn least_squares(a: &[f64], b: &[f64], n: usize, rcond: f64) -> Vec<f64> {
-    let m = b.len();
+    let m = a.len() / n;
+    let width = b.len() / m;
     // Columns of A, rotated until they are orthogonal: A V = U S.
     let mut u: Vec<Vec<f64>> = (0..n).map(|j| (0..m).map(|i| a[i * n + j]).collect()).collect();
     let mut v: Vec<Vec<f64>> =
@@ -359,11 +475,14 @@ pub fn least_squares(a: &[f64], b: &[f64], n: usize, rcond: f64) -> Vec<f64> {
     }
     let sigma: Vec<f64> = u.iter().map(|u| dot(u, u).sqrt()).collect();
     let smallest = rcond * sigma.iter().fold(0.0f64, |a, &b| a.max(b));
-    let mut x = vec![0.0; n];
-    for j in (0..n).filter(|&j| sigma[j] > smallest) {
-        let weight = dot(&u[j], b) / (sigma[j] * sigma[j]);
-        for (x, v) in x.iter_mut().zip(&v[j]) {
-            *x += weight * v;
+    let mut x = vec![0.0; n * width];
+    for k in 0..width {
+        let b: Vec<f64> = b.iter().skip(k).step_by(width).copied().collect();
+        for j in (0..n).filter(|&j| sigma[j] > smallest) {
+            let weight = dot(&u[j], &b) / (sigma[j] * sigma[j]);
+            for (x, v) in x.iter_mut().skip(k).step_by(width).zip(&v[j]) {
+                *x += weight * v;
+            }
         }
     }
     x

@@ -1,4 +1,4 @@
-"""Makes the models, the data and the expected output of `dp test` with DeePMD-kit. Run here: python make.py"""
+"""Makes the models, the data and the expected output of `dp test` with DeePMD-kit. Run here: python make.py [MODEL]..."""
 
 import copy
 import os
@@ -22,6 +22,12 @@ MODELS = {
         None,
         ["bulk"],
     ),
+    # No energies: outputs of frames and of atoms.
+    "dos": (dict(sel=[6, 12], type_one_side=True), dict(type="dos", numb_dos=3), 0.875, ["bulk", "cluster"]),
+    "property": (
+        dict(sel=[6, 12], type_one_side=True), dict(type="property", property_name="gap", task_dim=2, intensive=True), 0.875,
+        ["cluster", "bulk"],
+    ),
 }
 
 
@@ -31,7 +37,10 @@ def statistics(tree):
         davg, dstd = (tree["descriptor"]["@variables"][key][centre] for key in ("davg", "dstd"))
         davg[:, 0], davg[:, 1:] = 0.0625 * (centre + 1), 0.0
         dstd[:, 0], dstd[:, 1:] = 0.125 + 0.0625 * centre, 0.09375
-    tree["@variables"]["out_bias"][0, :, 0] = [-2.5, -1.25]
+    for column in range(tree["@variables"]["out_bias"].shape[2]):
+        tree["@variables"]["out_bias"][0, :, column] = [-2.5 + column, -1.25 + column]
+    if tree["fitting"]["type"] != "ener":
+        tree["@variables"]["out_std"][0] *= [[0.5], [0.75]]
     if tree["fitting"]["numb_fparam"]:
         tree["fitting"]["@variables"]["fparam_avg"][:] = [0.5, -0.25]
         tree["fitting"]["@variables"]["fparam_inv_std"][:] = [2.0, 4.0]
@@ -57,12 +66,17 @@ def system(name, n_atoms, n_frames, pbc, rng):
         open(f"{name}/nopbc", "w").close()
     for key, value in arrays.items():
         np.save(f"{name}/set.000/{key}.npy", value.reshape(n_frames, -1))
+    other = np.random.default_rng([7, n_atoms])
+    for key, width in [("dos", 3), ("gap", 2)]:
+        np.save(f"{name}/set.000/{key}.npy", other.normal(0, 1, (n_frames, width)))
+        np.save(f"{name}/set.000/atom_{key}.npy", other.normal(0, 1, (n_frames, n_atoms * width)))
 
 
 rng = np.random.default_rng(7)
 system("bulk", 12, 3, True, rng)
 system("cluster", 7, 2, False, rng)
-for name, (descriptor, fitting, min_nbor_dist, systems) in MODELS.items():
+for name in sys.argv[1:] or MODELS:
+    descriptor, fitting, min_nbor_dist, systems = MODELS[name]
     script = dict(type_map=["O", "H"], descriptor={**DESCRIPTOR, **descriptor}, fitting_net={**FITTING, **fitting})
     model = get_model(copy.deepcopy(script)).serialize()
     statistics(model)
@@ -74,6 +88,7 @@ for name, (descriptor, fitting, min_nbor_dist, systems) in MODELS.items():
     with open("systems.txt", "w") as f:
         f.write("\n".join(systems) + "\n")
     command = [dp, "--pt", "test", "-m", f"{name}.pth", "-f", "systems.txt", "-d", name]
+    command += ["--atomic"] if "type" in fitting else []
     log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     lines = [line.split("INFO", 1)[1].strip() for line in log.splitlines() if "DEEPMD INFO" in line]
     with open(f"{name}.log", "w") as f:

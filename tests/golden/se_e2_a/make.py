@@ -4,7 +4,8 @@ Each case is a real `dp --pt train` up to its loop: input, statistics and weight
 replaced by one that notes what it does. Boundaries are those of the data: a system with a file `nopbc` is open.
   input.json         the training input; paths are relative to data/
   initial.dp         the model before the first step
-  predict.npz        energy, force, virial, atom_energy of all frames of the first system
+  predict.npz        energy, force, virial, atom_energy of all frames of the first system; of a model that predicts no energy its
+                     output and atom_output
   grad0.npz          d loss / d parameter at step 0, before any clipping
   trace.json         system, frames, learning rate, loss and errors of each step; with LKF the atoms of each force update too
   final_predict.npz  the prediction after the last step
@@ -35,6 +36,11 @@ LOSS = dict(
 )
 ATOMS = dict(start_pref_ae=2, limit_pref_ae=1)
 WEIGHTS = dict(start_pref_pf=3, limit_pref_pf=1)
+# Losses and fitting nets of models that predict no energy.
+DOS_LOSS = dict(type="dos", start_pref_dos=0.5, limit_pref_dos=1, start_pref_cdf=2, limit_pref_cdf=0.5, start_pref_acdf=0.3, limit_pref_acdf=0.1)
+DOS = dict(type="dos", numb_dos=5)
+METRIC = ["mape", "smooth_mae", "rmse", "mae", "mse"]
+PROPERTY = dict(type="property", property_name="gap", task_dim=2)
 # None: the key is left out.
 RADIAL = dict(type="se_e2_r", axis_neuron=None, type_one_side=None)
 
@@ -127,6 +133,43 @@ CASES = {
     "lkf_fixed_descriptor": dict(
         optimizer=dict(type="LKF", kf_blocksize=40), descriptor=dict(trainable=False), fitting=dict(trainable=True)
     ),
+    "dos": dict(fitting=DOS, loss=dict(type="dos")),
+    "dos_all": dict(fitting=dict(numb_fparam=2, numb_aparam=1, activation_function="gelu", **DOS), loss=DOS_LOSS),
+    # The second system has no labels of atoms.
+    "dos_two_systems": dict(
+        systems=["mix", "open"], fitting=DOS, loss=DOS_LOSS, descriptor=dict(type_one_side=False, resnet_dt=True)
+    ),
+    "dos_mixed": dict(systems=["mixed"], fitting=dict(rcond=1e-3, **DOS), loss=DOS_LOSS, model=dict(atom_exclude_types=[0])),
+    "dos_hybrid": dict(
+        hybrid=[dict(), dict(rcut=2.5, rcut_smth=0.3, sel=[6, 9], neuron=[4], seed=2, **RADIAL)], fitting=DOS,
+        loss=dict(DOS_LOSS, start_pref_ados=0, start_pref_acdf=0), model=dict(preset_out_bias=dict(dos=[None, [0.5, -1, 0, 2, 1]])),
+    ),
+    "dos_float32": dict(descriptor=dict(precision="float32"), fitting=dict(precision="float32", **DOS), loss=DOS_LOSS),
+    "property": dict(fitting=PROPERTY, loss=dict(type="property", metric=METRIC)),
+    "property_intensive": dict(
+        systems=["mix", "open"], fitting=dict(intensive=True, **PROPERTY),
+        loss=dict(type="property", loss_func="mae", metric=["rmse"]),
+    ),
+    "property_alike": dict(
+        fitting=dict(distinguish_types=False, numb_fparam=2, **PROPERTY), descriptor=RADIAL,
+        loss=dict(type="property", loss_func="mse"),
+    ),
+    "property_alike_intensive": dict(
+        fitting=dict(distinguish_types=False, intensive=True, **PROPERTY), loss=dict(type="property", loss_func="rmse"),
+    ),
+    "property_mixed": dict(
+        systems=["mixed"], fitting=PROPERTY, loss=dict(type="property", loss_func="mape", metric=METRIC),
+        model=dict(atom_exclude_types=[0]),
+    ),
+    "property_mixed_mean": dict(
+        systems=["mixed"], fitting=dict(intensive=True, **PROPERTY), loss=dict(type="property", beta=0.3),
+    ),
+    "property_one": dict(
+        fitting=dict(type="property", property_name="one", neuron=[6]), loss=dict(type="property", loss_func="mse"),
+    ),
+    "property_float32": dict(
+        descriptor=dict(precision="float32"), fitting=dict(precision="float32", **PROPERTY), loss=dict(type="property"),
+    ),
     "clipped": dict(training=dict(gradient_max_norm=0.5)),
     "rate_cosine": dict(rate=dict(type="cosine", start_lr=0.01, stop_lr=1e-4)),
     "rate_wsd": dict(rate=dict(type="wsd", start_lr=0.01, stop_lr=1e-4, decay_phase_ratio=0.5)),
@@ -153,7 +196,7 @@ def case_input(difference):
             **get("model"),
         ),
         learning_rate=get("rate") or copy.deepcopy(RATE),
-        loss={**LOSS, **get("loss")},
+        loss=get("loss") if "type" in get("loss") else {**LOSS, **get("loss")},
         training=dict(
             training_data=dict(systems=get("systems") or ["mix"], batch_size=2),
             numb_steps=STEPS, seed=10, disp_freq=100, save_freq=10000, **get("training"),
@@ -199,8 +242,21 @@ def make_data():
             np.save(f"{HERE}/data/{name}/set.000/real_atom_types.npy", np.where(real < 0, -1, 1 - real).astype(np.int32))
         with open(f"{HERE}/data/{name}/type_map.raw", "w") as f:
             f.write("H\nO\n")
+        make_outputs(name, n_frames, n_atoms)
         if name == "open":
             open(f"{HERE}/data/{name}/nopbc", "w").close()
+
+
+def make_outputs(name, n_frames, n_atoms):
+    """Labels that are no energies."""
+    rng = np.random.default_rng([13, len(name)])
+    arrays = dict(
+        dos=rng.normal(8, 2, (n_frames, 5)), gap=rng.normal([-3, 20], [1, 4], (n_frames, 2)), one=rng.normal(5, 1, n_frames),
+    )
+    if name != "open":
+        arrays["atom_dos"] = rng.normal(1, 0.5, (n_frames, n_atoms, 5))
+    for key, value in arrays.items():
+        np.save(f"{HERE}/data/{name}/set.000/{key}.npy", value.reshape(n_frames, -1))
 
 
 def predict(trainer, path):
@@ -221,9 +277,11 @@ def predict(trainer, path):
             fparam=tensor("fparam", -1) if frame.get("find_fparam") else None,
             aparam=tensor("aparam", -1, 1) if frame.get("find_aparam") else None,
         )
-        for key in ["energy", "force", "virial", "atom_energy"]:
-            values = got[key].detach().double().numpy()[0]
-            if key in ["force", "atom_energy"]:
+        of_energy = {key: key for key in ["energy", "force", "virial", "atom_energy"]}
+        of_output = {key: "atom_output" if key.startswith("atom_") else "output" for key in got if key != "mask"}
+        for name, key in (of_energy if "energy" in got else of_output).items():
+            values = got[name].detach().double().numpy()[0]
+            if key in ["force", "atom_energy", "atom_output"]:
                 sorted_values, values = values, np.empty_like(values)
                 values[order] = sorted_values
             out.setdefault(key, []).append(values.reshape(1, -1))

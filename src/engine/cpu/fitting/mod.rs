@@ -6,6 +6,7 @@
 
 mod columns;
 pub mod fold;
+mod outputs;
 mod rows;
 mod schedule;
 
@@ -55,6 +56,8 @@ pub struct Fitting<T> {
     fold: Fold,
     groups: Vec<Group<T>>,
     schedule: Schedule,
+    /// The output is an energy: both passes know tangents. Otherwise see [`outputs`].
+    is_energy: bool,
 }
 
 /// One type's atoms.
@@ -64,7 +67,10 @@ struct Group<T> {
     layers: Vec<Layer<T>>,
     /// `[triangle, n_out]` rows of the first layer's W, added up in pairs.
     folded: Field<T>,
-    energy: Field<T>,
+    /// `[n, outputs]`
+    outputs: Field<T>,
+    /// `[outputs, n_in]` the weights of the output layer, turned; only where the output is no energy.
+    output_t: Field<T>,
     /// dL/denergy of each atom.
     dl_e: Vec<T>,
     /// dE/dx and dL/dx of the first layer `[n, width]`.
@@ -73,10 +79,10 @@ struct Group<T> {
 }
 
 impl<T: Real> Fitting<T> {
-    /// Nets whose inputs begin with a symmetric square of `square` rows, or with none: 0.
-    pub fn new(nets: Vec<NetShape>, square: usize) -> Self {
+    /// Nets whose inputs begin with a symmetric square of `square` rows, or with none: 0. Their output may be an energy or not.
+    pub fn new(nets: Vec<NetShape>, square: usize, is_energy: bool) -> Self {
         let groups = nets.iter().map(|_| Group::default()).collect();
-        Fitting { fold: Fold::new(&nets, square), nets, groups, schedule: Schedule::default() }
+        Fitting { fold: Fold::new(&nets, square), nets, groups, schedule: Schedule::default(), is_energy }
     }
 
     /// How the inputs are folded.
@@ -112,13 +118,13 @@ impl<T: Real> Fitting<T> {
                 let chunk = row_chunk::<T>(l, net.layers.len() - 1);
                 layer.sums.resize(n.div_ceil(chunk) * 2 * shape.n_out);
             }
-            group.energy.resize(n);
+            group.outputs.resize(n * net.n_out());
             let shape = &net.layers[0];
             group.folded.resize(self.fold.triangle() * shape.n_out);
             group.de_x.resize(n * self.fold.width(shape.n_in));
             group.dl_x.resize(n * self.fold.width(shape.n_in));
         }
-        self.schedule = Schedule::new::<T>(&self.nets, self.fold, n);
+        self.schedule = Schedule::new::<T>(&self.nets, self.fold, n, !self.is_energy);
     }
 
     /// The inputs of group `c`, `[n, width]`, to be filled in.
@@ -138,7 +144,7 @@ impl<T: Real> Fitting<T> {
     /// Energies of group `c` after [`Fitting::forward`].
     pub fn energy(&self, c: usize) -> &[T] {
         // SAFETY: written by `&mut self` alone.
-        unsafe { self.groups[c].energy.read(0, self.groups[c].n) }
+        unsafe { self.groups[c].outputs.read(0, self.groups[c].n) }
     }
 
     /// dE/dinput of group `c` after [`Fitting::backward_input`].
@@ -172,18 +178,21 @@ impl<T: Real> Fitting<T> {
             let tasks = &this.schedule.forward[l];
             pool.run(tasks.len(), |t| this.forward_task(tasks[t], l, params));
         }
-        self.output(params);
+        match self.is_energy {
+            true => self.energies(params),
+            false => self.make_outputs(pool, params),
+        }
     }
 
     /// The linear output layer, one number for each atom.
-    fn output(&mut self, params: &[T]) {
+    fn energies(&mut self, params: &[T]) {
         let last = self.n_hidden();
         for (group, net) in self.groups.iter_mut().zip(&self.nets) {
             let shape = &net.layers[last];
             let w = &params[shape.w_range()];
             let bias = shape.b.map_or(T::ZERO, |b| params[b]);
             let x = group.layers[last].x.all();
-            for (e, x) in group.energy.all().iter_mut().zip(x.chunks_exact(shape.n_in)) {
+            for (e, x) in group.outputs.all().iter_mut().zip(x.chunks_exact(shape.n_in)) {
                 *e = dot(x, w) + bias;
             }
         }
@@ -237,7 +246,7 @@ impl<T: Real> Fitting<T> {
             // SAFETY: as above.
             unsafe { rows::forward(extent, shape.activation, layer.jets(at), y, bias, scale, shortcut) };
         }
-        if l + 1 == self.n_hidden() {
+        if self.is_energy && l + 1 == self.n_hidden() {
             let extent = Extent { rows, cols, ld: n_out };
             let w = &params[net.layers[l + 1].w_range()][col..col + cols];
             let de_z = layer.dz.at(n * n_out + start);
@@ -483,7 +492,8 @@ impl<T: Real> Fitting<T> {
     fn weight_gradient(&self, out: &mut [T], group: usize, l: usize, row: usize, meanwhile: Meanwhile) {
         let (shape, state) = (&self.nets[group].layers[l], &self.groups[group]);
         let (layer, n_out, width) = (&state.layers[l], shape.n_out, self.width(shape, l));
-        let (rows, depth) = (out.len() / n_out, 2 * state.n);
+        // Without tangents the first half is all.
+        let (rows, depth) = (out.len() / n_out, if self.is_energy { 2 } else { 1 } * state.n);
         if depth == 0 {
             out.fill(T::ZERO);
         }
@@ -522,6 +532,9 @@ impl<T: Real> Fitting<T> {
                     take(place, total);
                 });
             }
+        }
+        if !self.is_energy {
+            return self.output_bias_gradient(group, take);
         }
         let shape = &net.layers[last];
         let (n, n_in) = (state.n, shape.n_in);

@@ -33,7 +33,7 @@ pub struct Task {
 pub enum Job {
     /// Some rows of a weight matrix, by their number after the fold.
     Weights { group: usize, layer: usize, row: usize, rows: usize },
-    /// Biases, time steps and the output layer.
+    /// Biases, time steps and the output layer, unless its weights are jobs of their own.
     Rest { group: usize },
 }
 
@@ -72,7 +72,8 @@ impl Schedule {
         self.sizes == n
     }
 
-    pub fn new<T: Real>(nets: &[NetShape], fold: Fold, n: &[usize]) -> Self {
+    /// With the weights of the output layer among the jobs of the gradient, or without.
+    pub fn new<T: Real>(nets: &[NetShape], fold: Fold, n: &[usize], with_output: bool) -> Self {
         let n_hidden = nets[0].layers.len() - 1;
         let mut schedule = Schedule { sizes: n.to_vec(), ..Schedule::default() };
         for group in 0..nets.len() {
@@ -96,6 +97,11 @@ impl Schedule {
             }
             schedule.forward.push(forward);
             schedule.backward.push(backward);
+        }
+        for group in (0..nets.len()).filter(|_| with_output) {
+            let rows = pieces(0..nets[group].layers[n_hidden].n_in, GRAD_ROWS);
+            let job = |r: Range<usize>| Job::Weights { group, layer: n_hidden, row: r.start, rows: r.len() };
+            schedule.gradient.extend(rows.map(job));
         }
         debug_assert!(forward_block::<T>().1 <= COLS && BACK_COLS <= COLS);
         schedule

@@ -1,21 +1,269 @@
-//! Fitting nets: what a descriptor is turned into. Each is a file of this folder and a line of [`VARIANTS`].
+//! Fitting nets: what a descriptor is turned into.
+//!
+//! A fitting net is a file of this folder, with an [`Entry`], and a line of the list below. What all of them have, the keys that
+//! several share, and how they are read is in this file.
 
-mod ener;
+use super::keys::{self, ACTIVATION, SIZE, WIDTH, activation, neuron, precision};
+use super::options::Precision;
+use crate::config::Section;
+use crate::config::check::count;
+use crate::config::table::{Key, Kind, Table, Variant, Variants};
+use crate::err;
+use crate::error::Result;
+use crate::model::activation::Activation;
+use serde_json::Value;
 
-use crate::config::table::{Table, Variant, Variants};
-pub use ener::FittingOptions;
+/// Declares the fitting nets: the module of each, its own options, and its entry.
+macro_rules! fitting_nets {
+    ($($name:ident in $module:ident),* $(,)?) => {
+        $(mod $module;
+        pub use $module::$name;
 
-/// How they stand in an input, with those that only DeePMD-kit has.
-const VARIANTS: &[Variant] = &[
-    ener::VARIANT,
-    Variant::not_yet("dpa4_ener").aliases(&["sezm_ener"]),
-    Variant::not_yet("dos"),
-    Variant::not_yet("population"),
-    Variant::not_yet("property"),
-    Variant::not_yet("polar"),
-    Variant::not_yet("dipole"),
-];
+        impl $name {
+            /// The options of this fitting net, which these are known to be of.
+            #[allow(dead_code, reason = "some have none")]
+            pub fn of(options: &FittingOptions) -> &$name {
+                match &options.kind {
+                    FittingKind::$name(own) => own,
+                    _ => unreachable!("an entry is asked about its own fitting net"),
+                }
+            }
+        })*
+
+        /// A fitting net with the options that are its own.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum FittingKind {
+            $($name($name),)*
+        }
+
+        impl FittingKind {
+            /// What is known of this fitting net.
+            pub fn entry(&self) -> &'static Entry {
+                match self {
+                    $(FittingKind::$name(_) => &$module::ENTRY,)*
+                }
+            }
+        }
+
+        /// Every fitting net that there is.
+        const FITTING_NETS: &[&Entry] = &[$(&$module::ENTRY),*];
+
+        /// How they stand in an input, with those that only DeePMD-kit has.
+        const VARIANTS: &[Variant] = &[
+            $($module::ENTRY.variant,)*
+            Variant::not_yet("dpa4_ener").aliases(&["sezm_ener"]),
+            Variant::not_yet("population"),
+            Variant::not_yet("polar"),
+            Variant::not_yet("dipole"),
+        ];
+    };
+}
+
+fitting_nets! {
+    Ener in ener,
+    Dos in dos,
+    Property in property,
+}
+
+/// What is known of a fitting net without its options.
+pub struct Entry {
+    /// Its name and its keys in an input.
+    pub variant: Variant,
+    /// The options that are its own, from a checked section with so many types; some stand among those of all.
+    pub resolve: fn(&Section, &mut FittingOptions, usize) -> Result<FittingKind>,
+    /// What it predicts.
+    pub output: fn(&FittingOptions) -> Output,
+    /// The newest version of it in model files that is known, which is written.
+    pub version: i64,
+    /// The keys of a model file that are its own.
+    pub write: fn(&FittingOptions) -> Vec<(&'static str, Value)>,
+    /// The keys of an input that are its own.
+    pub section: fn(&FittingOptions) -> Vec<(&'static str, Value)>,
+    /// What [`Entry::write`] wrote, read: `get` gives the value of a key, null where it is not there.
+    pub read: fn(Get) -> Result<FittingKind>,
+}
+
+/// Gives the value of a key of a model file.
+pub type Get<'a> = &'a dyn Fn(&str) -> Result<Value>;
+
+/// What a fitting net predicts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    /// DeePMD-kit's name of it, which labels and statistics have too.
+    pub name: String,
+    /// Numbers of an atom, and of a frame.
+    pub width: usize,
+    /// Numbers of the last layer of the net, from which those are made.
+    pub net_width: usize,
+    /// That of a frame is the mean over its atoms, not the sum.
+    pub is_intensive: bool,
+    /// How the statistics enter.
+    pub applied: Applied,
+}
+
+/// How the statistics of labels enter an output of the net.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// The bias of the type is added.
+    Bias,
+    /// It is multiplied by the deviation of the type, then the bias is added.
+    Normalised,
+    /// The same with one deviation and one bias for all types.
+    NormalisedAlike,
+}
+
+/// The `fitting_net` section.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FittingOptions {
+    /// Which one, with the options that are its own.
+    pub kind: FittingKind,
+    pub neuron: Vec<usize>,
+    pub activation: Activation,
+    pub resnet_dt: bool,
+    pub precision: Precision,
+    /// One flag for each hidden layer and one for the output layer.
+    pub trainable: Vec<bool>,
+    pub seed: Option<u64>,
+    pub numb_fparam: usize,
+    pub numb_aparam: usize,
+    /// What frames without frame parameters have.
+    pub default_fparam: Option<Vec<f64>>,
+    /// Parameters of atoms are read and not given to the net.
+    pub use_aparam_as_mask: bool,
+    /// Singular values below this ratio are dropped when the bias is fitted.
+    pub rcond: Option<f64>,
+    /// Energy of the isolated atom for each type, where it is given; empty for other nets than `ener`.
+    pub atom_ener: Vec<Option<f64>>,
+}
 
 /// The keys of the `fitting_net` section.
 pub static FITTING: Table =
     Table { keys: &[], variants: Some(Variants { what: "fitting net", default: "ener", list: VARIANTS }) };
+
+// ---- Keys that fitting nets share.
+
+const NUMB_FPARAM: Key =
+    Key::new("numb_fparam", SIZE).default("0").doc("Parameters of a frame (fparam.npy) that the net gets.");
+const NUMB_APARAM: Key =
+    Key::new("numb_aparam", SIZE).default("0").doc("Parameters of an atom (aparam.npy) that the net gets.");
+const DEFAULT_FPARAM: Key = Key::new("default_fparam", Kind::OneOf(&[Kind::Null, Kind::List(&Kind::NUMBER)]))
+    .default("null")
+    .doc("Parameters of a frame for systems that have none.");
+const DIM_CASE_EMBD: Key = Key::new("dim_case_embd", Kind::COUNT)
+    .default("0")
+    .not_yet("")
+    .doc("Size of the embedding of multi-task branches.");
+const NEURON: Key = Key::new("neuron", Kind::List(&WIDTH))
+    .default("[120,120,120]")
+    .doc("Widths of the hidden layers. A layer of the same width as the one before gets a shortcut.");
+const ACTIVATION_FUNCTION: Key =
+    Key::new("activation_function", ACTIVATION).default("\"tanh\"").doc("Activation of the hidden layers.");
+const PRECISION: Key = Key::new("precision", keys::PRECISION)
+    .default("\"default\"")
+    .doc("Number type of the network; default is float64.");
+const RESNET_DT: Key = Key::new("resnet_dt", Kind::Bool)
+    .default("true")
+    .doc("Whether layers scale their output by a trained vector.");
+const TRAINABLE: Key = Key::new("trainable", Kind::OneOf(&[Kind::Bool, Kind::List(&Kind::Bool)]))
+    .default("true")
+    .doc("Whether the net is trained; as a list, one flag for each hidden layer and one for the output.");
+const RCOND: Key = Key::new("rcond", Kind::OneOf(&[Kind::NOT_NEGATIVE, Kind::Null]))
+    .default("null")
+    .doc("Singular values below this ratio of the largest are dropped when the bias is fitted.");
+const SEED: Key = Key::new("seed", Kind::SEED)
+    .optional()
+    .doc("Seed of the initial parameters; absent: taken from training.seed.");
+
+impl FittingOptions {
+    /// Inputs of the net beside the descriptor.
+    pub fn n_extra(&self) -> usize {
+        self.numb_fparam + if self.use_aparam_as_mask { 0 } else { self.numb_aparam }
+    }
+
+    /// The parameters of a frame that brought these.
+    pub fn fparam_or_default<'a>(&'a self, own: &'a [f64]) -> &'a [f64] {
+        match &self.default_fparam {
+            Some(default) if own.is_empty() => default,
+            _ => own,
+        }
+    }
+
+    /// What it predicts.
+    pub fn output(&self) -> Output {
+        (self.kind.entry().output)(self)
+    }
+
+    /// Whether it predicts an energy, which has forces and virials.
+    pub fn is_energy(&self) -> bool {
+        matches!(self.kind, FittingKind::Ener(_))
+    }
+
+    /// Refuses what predicts no energy, for whoever needs one.
+    pub fn check_energy(&self) -> Result<()> {
+        if self.is_energy() {
+            return Ok(());
+        }
+        Err(err!("the model predicts no energy: its fitting net is of type \"{}\"", self.type_name())
+            .help("dp test evaluates it"))
+    }
+
+    /// The name of its type.
+    pub fn type_name(&self) -> &'static str {
+        self.kind.entry().variant.name
+    }
+
+    /// Resolves the checked `fitting_net` section.
+    pub fn resolve(section: &Section, n_types: usize) -> Result<FittingOptions> {
+        let neuron = neuron(section)?;
+        let n_layers = neuron.len() + 1;
+        let trainable = match section.optional_list("trainable") {
+            None => vec![section.bool("trainable"); n_layers],
+            Some(flags) => flags.iter().filter_map(Value::as_bool).collect(),
+        };
+        if trainable.len() != n_layers {
+            let error = err!("{} for {n_layers} layers", count(trainable.len(), "flag"));
+            return Err(section
+                .error("trainable", error)
+                .help("one for each layer of neuron and one for the output"));
+        }
+        let numb_fparam: usize = section.int("numb_fparam");
+        let numbers = |list: &[Value]| list.iter().filter_map(Value::as_f64).collect::<Vec<f64>>();
+        let default_fparam = section.optional_list("default_fparam").map(numbers);
+        if let Some(wrong) = default_fparam.as_ref().filter(|list| list.len() != numb_fparam) {
+            let error = err!("{} for numb_fparam = {numb_fparam}", count(wrong.len(), "number"));
+            return Err(section.error("default_fparam", error).help("one for each parameter of a frame"));
+        }
+        let mut options = FittingOptions {
+            kind: FittingKind::Ener(Ener),
+            neuron,
+            activation: activation(section)?,
+            resnet_dt: section.bool("resnet_dt"),
+            precision: precision(section),
+            trainable,
+            seed: section.optional_int("seed"),
+            numb_fparam,
+            default_fparam,
+            use_aparam_as_mask: false,
+            numb_aparam: section.int("numb_aparam"),
+            rcond: None,
+            atom_ener: Vec::new(),
+        };
+        let entry = entry_called(section.text("type")).expect("the section was checked");
+        options.kind = (entry.resolve)(section, &mut options, n_types)?;
+        Ok(options)
+    }
+}
+
+/// The fitting net of this name.
+pub fn entry_called(name: &str) -> Option<&'static Entry> {
+    FITTING_NETS.iter().copied().find(|entry| entry.variant.is_called(name))
+}
+
+/// A number of outputs in a model file.
+fn read_width(get: Get, key: &str) -> Result<usize> {
+    let found = get(key)?;
+    match found.as_u64() {
+        Some(n) if (1..=1 << 20).contains(&n) => Ok(n as usize),
+        _ => Err(err!("{key}: found {found}, wanted a number of outputs")),
+    }
+}

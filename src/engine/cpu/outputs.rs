@@ -1,0 +1,64 @@
+//! Between the fitting nets of a model that predicts no energy and its outputs: the statistics of types, sums and means over atoms.
+
+use super::batch::{Batch, Segment};
+use super::fitting::Fitting;
+use super::real::Real;
+use super::{Prediction, Seeds};
+
+/// One over the atoms of each frame that have an output, where the output of a frame is their mean.
+fn shares<T: Real>(batch: &Batch<T>) -> Vec<f64> {
+    let n = |f: usize| batch.frames.at(f).n_rows() as f64;
+    let is_mean = batch.model.output.is_intensive;
+    (0..batch.frames.n_frames()).map(|f| if is_mean { 1.0 / n(f) } else { 1.0 }).collect()
+}
+
+/// Number of an atom in the batch, in file order, by its place in a segment.
+fn atom_of<T: Real>(batch: &Batch<T>, s: &Segment, k: usize) -> usize {
+    batch.layout.first_atom[s.frame] + batch.frames.at(s.frame).order[s.local + k] as usize
+}
+
+/// The outputs of atoms and of frames, always summed in the same order.
+pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, fitting: &Fitting<T>) {
+    let (layout, width) = (batch.layout, batch.model.output.width);
+    let shares = shares(batch);
+    for (list, n) in [
+        (&mut out.output, batch.frames.n_frames()),
+        (&mut out.atom_output, layout.first_atom[batch.frames.n_frames()]),
+    ] {
+        list.clear();
+        list.resize(n * width, 0.0);
+    }
+    for s in &layout.segments {
+        let (scale, bias) = batch.model.applied(s.center);
+        let outputs = &fitting.outputs(s.center)[batch.place(s) * width..];
+        let of_frame = &mut out.output[s.frame * width..(s.frame + 1) * width];
+        for (k, outputs) in outputs.chunks_exact(width).take(s.n).enumerate() {
+            let atom = atom_of(batch, s, k);
+            let of_atom = &mut out.atom_output[atom * width..(atom + 1) * width];
+            for c in 0..width {
+                let x = outputs[c].to_f64() * scale.map_or(1.0, |scale| scale[c]) + bias[c];
+                of_atom[c] = x;
+                of_frame[c] += x * shares[s.frame];
+            }
+        }
+    }
+}
+
+/// dL/doutput of the fitting nets, from the derivatives by the outputs of atoms and of frames.
+pub fn put_seeds<T: Real>(fitting: &mut Fitting<T>, batch: &Batch<T>, seeds: &Seeds) {
+    let width = batch.model.output.width;
+    let shares = shares(batch);
+    for s in &batch.layout.segments {
+        let (scale, _) = batch.model.applied(s.center);
+        let of_frame = &seeds.dl_output[s.frame * width..(s.frame + 1) * width];
+        let first = batch.place(s) * width;
+        let dl_outputs = &mut fitting.dl_outputs(s.center)[first..first + s.n * width];
+        for (k, dl_outputs) in dl_outputs.chunks_exact_mut(width).enumerate() {
+            let of_atom = &seeds.dl_atom_output[atom_of(batch, s, k) * width..];
+            for c in 0..width {
+                let dl = of_frame[c] * shares[s.frame] + of_atom[c];
+                dl_outputs[c] = T::from_f64(dl * scale.map_or(1.0, |scale| scale[c]));
+            }
+        }
+    }
+}
