@@ -61,6 +61,11 @@ impl EnerLoss {
         self
     }
 
+    /// Whether energies of single atoms count.
+    pub fn wants_atom_energy(&self) -> bool {
+        self.options.atom_energy.is_used() || self.options.enable_atom_ener_coeff
+    }
+
     /// Names of the displayed errors, in the order of the terms.
     pub fn names(&self) -> Vec<&'static str> {
         self.options.names()
