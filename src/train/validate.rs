@@ -7,7 +7,7 @@ use super::full_validation::{ErrorTable, Quantity};
 use super::team::Team;
 use crate::Result;
 use crate::data::{Dataset, Frame};
-use crate::engine::{Block, Engine, Prediction};
+use crate::engine::{BlockPreparer, Engine, Prediction};
 use crate::loss::LossValue;
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Loaded, Pool, Purpose, Sampler};
@@ -88,7 +88,7 @@ impl<E: Engine> DrawnBatches<E> {
             }
             let mut loaded = Vec::with_capacity(draw.frames.len());
             for frame in draw.frames {
-                loaded.push(self.load(FrameId { system: draw.system, frame }, &*prepare)?);
+                loaded.push(self.load(FrameId { system: draw.system, frame }, &prepare)?);
             }
             let value = family.evaluate(params, &loaded, &now, team)?;
             let atoms = loaded.iter().map(|f| f.frame.n_atoms()).sum::<usize>() as f64;
@@ -114,7 +114,7 @@ impl<E: Engine> DrawnBatches<E> {
         let mut found = Vec::new();
         // Every rank looks at some frame: engines that adapt to the parameters must do so on all of them.
         for k in (team.group()..frames.len().max(team.group() + 1)).step_by(team.n_groups()) {
-            let loaded = self.load(frames[k % frames.len()], &*prepare)?;
+            let loaded = self.load(frames[k % frames.len()], &prepare)?;
             let out = family.predict(params, std::slice::from_ref(&loaded), team)?;
             let sums = errors_of(&loaded.frame, out);
             if k < frames.len() && team.speaks_for_group() {
@@ -128,7 +128,7 @@ impl<E: Engine> DrawnBatches<E> {
     fn load(
         &mut self,
         id: FrameId,
-        prepare: &dyn Fn(&Frame) -> Result<Vec<Block<E::Prepared>>>,
+        prepare: &BlockPreparer<E::Prepared>,
     ) -> Result<Arc<Loaded<OwnBlocks<E::Prepared>>>> {
         if let Some(known) = self.cache.get(&id) {
             return Ok(known);
