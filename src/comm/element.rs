@@ -64,6 +64,13 @@ pub fn share(n: usize, parts: usize, part: usize) -> std::ops::Range<usize> {
     start..start + each + usize::from(part < more)
 }
 
+/// The `each` ranks in a row of which `rank` is one; `each` divides `size`.
+pub fn group_of(rank: usize, size: usize, each: usize) -> std::ops::Range<usize> {
+    assert!(each > 0 && size.is_multiple_of(each), "{size} ranks do not make groups of {each}");
+    let first = rank - rank % each;
+    first..first + each
+}
+
 /// Writes the three all-reduce methods of a [`Communicator`](super::Communicator) in terms of one generic method.
 macro_rules! all_reduce_methods {
     ($method:ident) => {

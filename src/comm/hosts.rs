@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::element::group_of;
 use super::pairwise::{Link, Pairwise};
 use super::process::host_identity;
 use super::shm::{self, Shm};
@@ -19,6 +20,9 @@ struct Hosts<L: Link> {
     all: Pairwise<L>,
     /// The ranks of this host.
     here: Shm,
+    members: Vec<usize>,
+    /// Whether every group is one of ranks of one host.
+    grouped_here: bool,
     /// The ranks that have my place on each host, by host.
     peers: Vec<usize>,
     name: String,
@@ -49,8 +53,8 @@ pub fn arrange_by<L: Link + 'static>(
     match joined {
         Ok(here) if !failed => {
             let name = format!("{}, shared memory on each host", all.name());
-            let here = here.among(members, all.size());
-            Ok(Box::new(Hosts { all, here, peers, name, failed: None }))
+            let here = here.among(members.clone(), all.size());
+            Ok(Box::new(Hosts { all, here, members, grouped_here: false, peers, name, failed: None }))
         }
         _ => {
             log::debug!("no shared memory on each host: {verdict}");
@@ -115,6 +119,26 @@ impl<L: Link> Communicator for Hosts<L> {
     }
     fn all_reduce_sum_i64(&mut self, x: &mut [i64]) -> Result<()> {
         self.together(|hosts| hosts.all.all_reduce_sum_i64(x))
+    }
+
+    /// Ranks of one host sum up through its memory; groups that span hosts exchange messages.
+    fn form_groups(&mut self, each: usize) -> Result<()> {
+        let mates = group_of(self.rank(), self.size(), each);
+        let places: Option<Vec<usize>> =
+            mates.map(|mate| self.members.iter().position(|&rank| rank == mate)).collect();
+        let at_home = self.all_gather(&[u8::from(places.is_some())])?.iter().all(|home| home[0] == 1);
+        self.grouped_here = at_home;
+        match places.filter(|_| at_home) {
+            Some(places) => self.together(|hosts| hosts.here.form_group(&places)),
+            None => self.together(|hosts| hosts.all.form_groups(each)),
+        }
+    }
+
+    fn all_reduce_group_f64(&mut self, x: &mut [f64]) -> Result<()> {
+        self.together(|hosts| match hosts.grouped_here {
+            true => hosts.here.all_reduce_group_f64(x),
+            false => hosts.all.all_reduce_group_f64(x),
+        })
     }
 
     fn slice(&self, n: usize) -> Range<usize> {

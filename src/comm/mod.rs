@@ -49,6 +49,12 @@ pub trait Communicator: Send {
     fn all_reduce_sum_f32(&mut self, x: &mut [f32]) -> Result<()>;
     /// Sums over ranks, in place, exactly; wraps around on overflow.
     fn all_reduce_sum_i64(&mut self, x: &mut [i64]) -> Result<()>;
+    /// Joins ranks that follow each other in groups of `each`, which divides their number, for
+    /// [`Communicator::all_reduce_group_f64`]. All ranks call it.
+    fn form_groups(&mut self, each: usize) -> Result<()>;
+    /// Sums over the ranks of my group, in place. The result has the same bits on every rank of it, and in every run with groups as
+    /// large. Groups do not wait for each other.
+    fn all_reduce_group_f64(&mut self, x: &mut [f64]) -> Result<()>;
     /// The slice of a vector of `n` numbers that this rank sums up and changes in an update. Slices of ranks may overlap: then
     /// each of their owners has the same bits.
     fn slice(&self, n: usize) -> Range<usize>;

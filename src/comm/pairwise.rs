@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::element::{Element, all_reduce_methods, bytes_of, bytes_of_mut, share};
+use super::element::{Element, all_reduce_methods, bytes_of, bytes_of_mut, group_of, share};
 use super::pulse::{End, Patience, Vital};
 use super::star::Star;
 use super::vectors::{CommonVector, RankVector, slice_of};
@@ -105,6 +105,8 @@ pub struct Pairwise<L: Link> {
     group: Option<Vec<usize>>,
     /// Rank and size in the whole job.
     world: (usize, usize),
+    /// The ranks of my group: see [`Communicator::form_groups`].
+    mates: Vec<usize>,
     /// The first error. After it messages would be taken for others, here and by a rank that was late.
     failed: Option<Error>,
 }
@@ -122,6 +124,7 @@ impl<L: Link> Pairwise<L> {
             spare: Vec::new(),
             group: None,
             world: (rank, size),
+            mates: vec![rank],
             failed: None,
         }
     }
@@ -187,6 +190,12 @@ impl<L: Link> Pairwise<L> {
     /// Gives some of the ranks each other's slices.
     pub fn all_gather_among(&mut self, ranks: &[usize], x: &mut [f64]) -> Result<()> {
         self.among(ranks, |group| group.gather_slices(x))
+    }
+
+    /// Sums over some of the ranks. Groups may do different numbers of them, so that they do not count as collectives of all.
+    pub fn all_reduce_among(&mut self, ranks: &[usize], x: &mut [f64]) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)?;
+        self.among(ranks, |group| group.sum("the sum of a group", x))
     }
 
     fn scatter_slices(&mut self, x: &mut [f64]) -> Result<()> {
@@ -454,6 +463,18 @@ impl<L: Link> Communicator for Pairwise<L> {
         self.size
     }
     all_reduce_methods!(all_reduce);
+
+    fn form_groups(&mut self, each: usize) -> Result<()> {
+        self.mates = group_of(self.rank, self.size, each).collect();
+        Ok(())
+    }
+
+    fn all_reduce_group_f64(&mut self, x: &mut [f64]) -> Result<()> {
+        let mates = std::mem::take(&mut self.mates);
+        let done = self.all_reduce_among(&mates, x);
+        self.mates = mates;
+        done
+    }
 
     fn slice(&self, n: usize) -> Range<usize> {
         slice_in(n, self.rank, self.size)

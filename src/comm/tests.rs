@@ -16,6 +16,9 @@ pub fn exercise(comm: &mut dyn Communicator) {
         sums(comm, n);
         update(comm, n);
     }
+    for each in (1..=size).filter(|each| size.is_multiple_of(*each)) {
+        groups(comm, each);
+    }
     for root in [0, size - 1] {
         for n in [0, 1, 5_000, 2_500_000] {
             let mut bytes = if rank == root { pattern(root, n) } else { vec![9; 3] };
@@ -69,6 +72,35 @@ pub fn sums(comm: &mut dyn Communicator, n: usize) {
         let want = (0..size).fold(0i64, |sum, r| sum.wrapping_add(big(r, i)));
         assert_eq!(found, want, "i64 element {i}");
     }
+}
+
+/// Sums within groups: right, the same bits within a group, and no group waits for another.
+pub fn groups(comm: &mut dyn Communicator, each: usize) {
+    let rank = comm.rank();
+    comm.form_groups(each).unwrap();
+    let first = rank - rank % each;
+    let term = |r: usize, i: usize| ((i * 5 + r * 11 + 1) as f64).sqrt() * 0.1;
+    // The groups differ in what they sum up, and how often.
+    for n in [0, 1, 586, 40_000].into_iter().cycle().take(1 + 4 * (1 + rank / each % 2)) {
+        let n = n + rank / each;
+        let mut x: Vec<f64> = (0..n).map(|i| term(rank, i)).collect();
+        comm.all_reduce_group_f64(&mut x).unwrap();
+        for (i, &found) in x.iter().enumerate() {
+            let want: f64 = (first..first + each).map(|r| term(r, i)).sum();
+            assert!(
+                (found - want).abs() <= 1e-14 * want * each as f64,
+                "element {i} of {n}: {found} not {want}"
+            );
+        }
+    }
+    let mut x: Vec<f64> = (0..10_000).map(|i| term(rank, i)).collect();
+    comm.all_reduce_group_f64(&mut x).unwrap();
+    let hashes = comm.all_gather(&xxhash_rust::xxh3::xxh3_64(bytes_of(&x)).to_le_bytes()).unwrap();
+    assert!(
+        hashes[first..first + each].iter().all(|h| *h == hashes[first]),
+        "a group differs in the bits of a sum"
+    );
+    comm.barrier().unwrap();
 }
 
 /// Three updates of a vector of `n` numbers by slices: what the plain sum would make of it, and the same bits everywhere.
@@ -188,6 +220,27 @@ fn a_rank_that_stops_with_an_error_is_named_with_its_reason() {
                 }
                 let error = comm.all_reduce_sum_f64(&mut [1.0]).unwrap_err();
                 assert_eq!(error.message(), "rank 1 stopped: disk full");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_stops_is_named_to_its_group_and_to_the_others() {
+    std::thread::scope(|scope| {
+        for mut comm in super::local_group(4) {
+            scope.spawn(move || {
+                comm.form_groups(2).unwrap();
+                let error = match comm.rank() {
+                    3 => return comm.abort("disk full"),
+                    2 => comm.all_reduce_group_f64(&mut [1.0]).unwrap_err(),
+                    _ => {
+                        comm.all_reduce_group_f64(&mut [1.0]).unwrap(); // the other group is whole
+                        comm.barrier().unwrap_err()
+                    }
+                };
+                assert_eq!(error.message(), "rank 3 stopped: disk full");
+                assert_eq!(comm.all_reduce_group_f64(&mut [1.0]).unwrap_err().message(), error.message());
             });
         }
     });

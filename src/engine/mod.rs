@@ -12,9 +12,11 @@ pub mod cpu;
 pub mod pinet;
 pub mod cuda;
 pub mod choice;
+pub mod blocks;
 
 use crate::Result;
 use crate::data::Frame;
+use crate::neighbor::{Cut, NeighborList};
 use crate::sample::Prepared;
 use std::ops::Range;
 use std::sync::Arc;
@@ -116,6 +118,24 @@ impl Seeds {
 /// Turns a frame into what an engine needs of it.
 pub type Preparer<P> = Arc<dyn Fn(&Frame) -> Result<P> + Send + Sync>;
 
+/// What an engine needs of some atoms of a frame, as centres.
+pub struct Block<P> {
+    pub prepared: P,
+    /// How many they are, and the neighbours that they have.
+    pub centers: usize,
+    pub pairs: usize,
+}
+
+impl<P> Block<P> {
+    /// Of the centres of a list.
+    pub fn of(list: &NeighborList, prepared: P) -> Self {
+        Block { prepared, centers: list.n_centers(), pairs: list.n_pairs() }
+    }
+}
+
+/// Turns a frame into somebody's blocks of it.
+pub type BlockPreparer<P> = Arc<dyn Fn(&Frame) -> Result<Vec<Block<P>>> + Send + Sync>;
+
 /// Evaluates a model and differentiates a loss.
 pub trait Engine: Send {
     /// What a frame is turned into once, ahead of the step, on the loader threads.
@@ -123,6 +143,9 @@ pub trait Engine: Send {
 
     /// Prepares frames; shared by all loader threads.
     fn preparer(&self) -> Preparer<Self::Prepared>;
+
+    /// Prepares blocks of frames. What the passes give is then what these centres bring; the sum over all blocks is the whole.
+    fn block_preparer(&self, cut: Cut) -> BlockPreparer<Self::Prepared>;
 
     /// The threads that it computes on, for whoever works between its passes.
     fn pool(&self) -> cpu::pool::Pool {

@@ -59,6 +59,10 @@ impl LossOptions for EnerLossOptions {
 }
 
 impl Loss for EnerLoss {
+    fn wants_atom_energy(&self) -> bool {
+        self.options.atom_energy.is_used() || self.options.enable_atom_ener_coeff
+    }
+
     fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], lr: f64) -> LossValue {
         EnerLoss::differentiate(self, seeds, out, frames, lr)
     }

@@ -49,6 +49,11 @@ static TYPES: [Variant; registry::count_types(LOSSES)] = registry::types(LOSSES)
 pub trait Loss: Send {
     /// The loss of a batch at a learning rate, and its derivatives by everything predicted.
     fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], lr: f64) -> LossValue;
+
+    /// Whether energies of single atoms count.
+    fn wants_atom_energy(&self) -> bool {
+        false
+    }
 }
 
 /// The options of a loss, resolved.

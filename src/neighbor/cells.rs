@@ -1,5 +1,6 @@
 //! Atoms sorted into bins at least as wide as needed, so that a search visits a fixed number of bins.
 
+use super::search::Piece;
 use crate::data::Frame;
 use crate::{Result, bail};
 use std::ops::Range;
@@ -172,13 +173,32 @@ impl Cells {
         self.start[bin] as usize..self.start[bin + 1] as usize
     }
 
+    /// All bins that hold atoms, each whole.
+    pub(super) fn pieces(&self) -> Vec<Piece> {
+        let piece = |bin| Piece { bin, members: self.bin(bin) };
+        (0..self.n_bins()).map(piece).filter(|piece| !piece.members.is_empty()).collect()
+    }
+
+    /// The place of a bin along each direction.
+    pub(super) fn place_of(&self, bin: usize) -> [u32; 3] {
+        let ([_, nb, nc], bin) = (self.n_bins, bin as i64);
+        [bin / (nb * nc), bin / nc % nb, bin % nc].map(|k| k as u32)
+    }
+
+    /// About how many neighbours a member of a bin has.
+    pub(super) fn estimate(&self, bin: usize, rcut: f64) -> f64 {
+        let mut near = 0;
+        self.around(bin, |stretch| near += stretch.members.len());
+        let (_, volume) = invert(&self.cell);
+        let bins = |k: usize| (2 * self.reach[k] + 1) as f64 / self.n_bins[k] as f64;
+        let looked_at = volume.abs() * bins(0) * bins(1) * bins(2);
+        let sphere = 4.0 / 3.0 * std::f64::consts::PI * rcut.powi(3);
+        near as f64 * (sphere / looked_at).min(1.0)
+    }
+
     /// The lattice vectors of all images, by their number.
     pub(super) fn shifts(&self) -> &[[f64; 3]] {
         &self.shifts
-    }
-
-    pub(super) fn into_shifts(self) -> Vec<[f64; 3]> {
-        self.shifts
     }
 
     /// The number of the home cell among the images.

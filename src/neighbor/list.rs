@@ -1,7 +1,8 @@
 //! Neighbours of every atom within the cutoff, grouped by type, nearest first.
 
 use super::cells::Cells;
-use super::search::{Around, Link, Search, with_search};
+use super::part::Blocks;
+use super::search::{Around, Link, Piece, Search, with_search};
 use crate::data::Frame;
 use crate::{Result, err};
 use rayon::prelude::*;
@@ -30,8 +31,10 @@ pub struct NeighborList {
     /// `[n_atoms]` positions wrapped into the home cell, and the lattice vectors of its images.
     wrapped: Vec<[f64; 3]>,
     shifts: Vec<[f64; 3]>,
-    /// `[n_atoms]` where the neighbours of an atom are; `None` for virtual atoms.
+    /// `[n_atoms]` where the neighbours of an atom are; `None` for virtual atoms, and for those of other blocks.
     place: Vec<Option<Place>>,
+    /// Whether all real atoms are centres.
+    is_whole: bool,
     chunks: Vec<Chunk>,
 }
 
@@ -69,13 +72,36 @@ impl NeighborList {
     /// called from, and one thread elsewhere.
     pub fn new(frame: &Frame, rcut: f64, n_types: usize, sel: Option<&[usize]>) -> Result<Self> {
         let cells = Cells::new(frame, rcut)?;
+        let list = Self::list(frame, &cells, &cells.pieces(), rcut, n_types, sel);
+        Ok(NeighborList { is_whole: true, ..list })
+    }
+
+    /// As [`NeighborList::new`], of the atoms of one block; the others are neighbours and no centres.
+    pub fn of_block(
+        frame: &Frame,
+        blocks: &Blocks,
+        block: usize,
+        n_types: usize,
+        sel: Option<&[usize]>,
+    ) -> Self {
+        Self::list(frame, blocks.cells(), blocks.pieces(block), blocks.rcut(), n_types, sel)
+    }
+
+    fn list(
+        frame: &Frame,
+        cells: &Cells,
+        pieces: &[Piece],
+        rcut: f64,
+        n_types: usize,
+        sel: Option<&[usize]>,
+    ) -> Self {
         let rules = Rules {
             types: &frame.types,
             most: (0..n_types).map(|t| sel.map_or(u32::MAX, |sel| sel[t] as u32)).collect(),
             most_together: sel.map_or(usize::MAX, |sel| sel.iter().sum()),
             rcut,
         };
-        let chunks = in_chunks(&cells, |bins, search| Chunk::list(&cells, bins, search, &rules));
+        let chunks = in_chunks(pieces, |pieces, search| Chunk::list(cells, pieces, search, &rules));
         let mut wrapped = vec![[0.0; 3]; frame.n_atoms()];
         for (k, &i) in cells.members().iter().enumerate() {
             wrapped[i as usize] = cells.wrapped().each_ref().map(|x| x[k]);
@@ -86,7 +112,22 @@ impl NeighborList {
                 place[i as usize] = Some(Place { chunk: c as u32, row: row as u32 });
             }
         }
-        Ok(NeighborList { n_types, wrapped, shifts: cells.into_shifts(), place, chunks })
+        NeighborList { n_types, wrapped, shifts: cells.shifts().to_vec(), place, is_whole: false, chunks }
+    }
+
+    /// Atoms whose neighbours are listed.
+    pub fn n_centers(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.atoms.len()).sum()
+    }
+
+    /// Whether all real atoms are centres.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Whether the neighbours of an atom are listed.
+    pub fn is_center(&self, i: usize) -> bool {
+        self.place[i].is_some()
     }
 
     /// Refuses atoms that are at the same place: their forces have no direction.
@@ -163,15 +204,15 @@ fn length(d: &[f64; 3]) -> f64 {
 }
 
 impl Chunk {
-    fn list(cells: &Cells, bins: Range<usize>, search: &mut Search, rules: &Rules) -> Self {
-        let n = cells.bin(bins.end - 1).end - cells.bin(bins.start).start;
+    fn list(cells: &Cells, pieces: &[Piece], search: &mut Search, rules: &Rules) -> Self {
+        let n = pieces.iter().map(|piece| piece.members.len()).sum();
         let mut chunk = Chunk {
             atoms: Vec::with_capacity(n),
             bounds: Vec::with_capacity(n * (rules.most.len() + 1)),
             pairs: Vec::new(),
         };
         let mut next = vec![0; rules.most.len()];
-        search.visit(cells, bins, rules.rcut, |around| chunk.add(around, rules, n, &mut next));
+        search.visit(cells, pieces, rules.rcut, |around| chunk.add(around, rules, n, &mut next));
         chunk
     }
 
@@ -217,21 +258,21 @@ impl Chunk {
     }
 }
 
-/// Calls `work` for all bins, some at a time: beside each other where this is called from a thread of a rayon pool.
+/// Calls `work` for all pieces, some at a time: beside each other where this is called from a thread of a rayon pool.
 pub(super) fn in_chunks<R: Send>(
-    cells: &Cells,
-    work: impl Fn(Range<usize>, &mut Search) -> R + Sync,
+    pieces: &[Piece],
+    work: impl Fn(&[Piece], &mut Search) -> R + Sync,
 ) -> Vec<R> {
     let mut ranges = Vec::new();
-    let mut start = 0;
-    for end in 1..=cells.n_bins() {
-        let n = cells.bin(end - 1).end - cells.bin(start).start;
-        if n >= CENTERS || end == cells.n_bins() {
-            ranges.push(start..end);
-            start = end;
+    let (mut start, mut n) = (0, 0);
+    for (k, piece) in pieces.iter().enumerate() {
+        n += piece.members.len();
+        if n >= CENTERS || k + 1 == pieces.len() {
+            ranges.push(start..k + 1);
+            (start, n) = (k + 1, 0);
         }
     }
-    let work = |bins| with_search(|search| work(bins, search));
+    let work = |range: Range<usize>| with_search(|search| work(&pieces[range], search));
     if ranges.len() > 1 && rayon::current_thread_index().is_some() {
         ranges.into_par_iter().map(work).collect()
     } else {

@@ -2,6 +2,7 @@
 
 mod cells;
 mod search;
+pub mod part;
 pub mod list;
 pub mod pairs;
 pub mod stat;
@@ -12,3 +13,4 @@ pub use domain::Domain;
 pub use images::Images;
 pub use list::{NeighborList, Neighbors};
 pub use pairs::{Pair, pairs};
+pub use part::{Blocks, Cut};

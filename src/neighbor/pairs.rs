@@ -36,7 +36,7 @@ pub fn pairs(coord: &[f64], cell: Option<[f64; 9]>, rc: f64) -> Result<Vec<Pair>
     let mut place = vec![0..0; n];
     let mut by_bin = Vec::new();
     with_search(|search| {
-        search.visit(&cells, 0..cells.n_bins(), rc, |around| {
+        search.visit(&cells, &cells.pieces(), rc, |around| {
             let (first, i) = (by_bin.len(), around.i as u32);
             let all = around.vectors().map(|(j, d, r2)| Pair { i, j, d, r: r2.sqrt() });
             by_bin.extend(all.filter(|pair| pair.r > 0.0 && pair.r < rc));

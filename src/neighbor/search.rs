@@ -55,6 +55,13 @@ pub(super) fn with_search<R>(work: impl FnOnce(&mut Search) -> R) -> R {
     result
 }
 
+/// Members of one bin, all of them or some that lie side by side.
+#[derive(Debug, Clone)]
+pub(super) struct Piece {
+    pub bin: usize,
+    pub members: Range<usize>,
+}
+
 /// What was found around one atom.
 pub(super) struct Around<'a> {
     pub i: usize,
@@ -63,23 +70,23 @@ pub(super) struct Around<'a> {
 }
 
 impl Search {
-    /// Calls `visit` for every atom of these bins.
+    /// Calls `visit` for all members of some bins.
     pub(super) fn visit(
         &mut self,
         cells: &Cells,
-        bins: Range<usize>,
+        pieces: &[Piece],
         rcut: f64,
         mut visit: impl FnMut(Around<'_>),
     ) {
-        for bin in bins {
-            let centers = cells.bin(bin);
-            if centers.is_empty() {
+        for Piece { bin, members } in pieces {
+            if members.is_empty() {
                 continue;
             }
-            let first = self.gather(cells, &centers, bin);
-            for (k, member) in centers.enumerate() {
+            let all = cells.bin(*bin);
+            let first = self.gather(cells, &all, *bin);
+            for member in members.clone() {
                 let xi = [0, 1, 2].map(|c| cells.wrapped()[c][member]);
-                self.measure(xi, rcut * rcut, first + k);
+                self.measure(xi, rcut * rcut, first + member - all.start);
                 visit(Around { i: cells.members()[member] as usize, xi, search: self });
             }
         }

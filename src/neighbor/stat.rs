@@ -2,7 +2,8 @@
 
 use super::cells::Cells;
 use super::list::{NeighborList, OVERLAP, in_chunks};
-use super::search::Around;
+use super::part::{Blocks, Cut};
+use super::search::{Around, Piece};
 use crate::Result;
 use crate::data::Frame;
 
@@ -34,9 +35,24 @@ impl NeighborStat {
     /// The same for frames that may have atoms at the same place.
     pub fn even_where_atoms_overlap(frame: &Frame, rcut: f64, n_types: usize) -> Result<Self> {
         let cells = Cells::new(frame, rcut)?;
-        let stats = in_chunks(&cells, |bins, search| {
+        Self::of_pieces(frame, &cells, &cells.pieces(), rcut, n_types)
+    }
+
+    /// The statistics of somebody's blocks of a frame.
+    pub fn of_blocks(frame: &Frame, rcut: f64, n_types: usize, cut: Cut) -> Result<Self> {
+        let (n, own) = (cut.n_blocks(frame.n_atoms()), cut.own(frame.n_atoms()));
+        if n == 1 && own.len() == 1 {
+            return Self::of(frame, rcut, n_types);
+        }
+        let blocks = Blocks::new(frame, rcut, n, 0.0)?;
+        own.map(|block| Self::of_pieces(frame, blocks.cells(), blocks.pieces(block), rcut, n_types))
+            .try_fold(Self::empty(n_types), |all, block| Ok(all.merge(&block?)))
+    }
+
+    fn of_pieces(frame: &Frame, cells: &Cells, pieces: &[Piece], rcut: f64, n_types: usize) -> Result<Self> {
+        let stats = in_chunks(pieces, |pieces, search| {
             let (mut stat, mut counts) = (Self::empty(n_types), vec![0; n_types]);
-            search.visit(&cells, bins, rcut, |around| stat.count(&around, &frame.types, &mut counts));
+            search.visit(cells, pieces, rcut, |around| stat.count(&around, &frame.types, &mut counts));
             stat
         });
         Ok(stats.iter().fold(Self::empty(n_types), Self::merge))

@@ -155,6 +155,16 @@ impl Summary {
     }
 }
 
+/// What follows the block of [`Summary`] where ranks share frames.
+pub fn groups(ranks_per_frame: usize, groups: usize, accumulation: usize) -> Vec<String> {
+    let fact = |name: &str, value: String| format!("{:<22}{value}", format!("{name}:"));
+    vec![
+        fact("ranks per frame", ranks_per_frame.to_string()),
+        fact("batches a step", format!("{} ({groups} groups of ranks)", groups * accumulation)),
+        "-".repeat(65),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

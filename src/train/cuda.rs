@@ -478,8 +478,8 @@ fn start_feed(
     let options = FeedOptions {
         threads: session.threads.loaders,
         depth: (WAITING_FRAMES / largest).clamp(LEAST_DEPTH, DEPTH),
-        rank: team.rank(),
-        size: team.size(),
+        rank: team.group(),
+        size: team.n_groups(),
         slots,
         bytes,
         frame_bytes: each,

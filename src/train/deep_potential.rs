@@ -1,6 +1,7 @@
 //! A Deep Potential as the recipe of a step sees it, and its learner on CPU threads.
 
 use super::average::Average;
+use super::blocks::{OwnBlocks, Shared, block};
 use super::cpu::{CpuLearner, QUEUE_DEPTH};
 use super::family::{Family, Frames, Now, Validation};
 use super::setup::Setup;
@@ -10,11 +11,12 @@ use super::validate::DrawnBatches;
 use crate::Result;
 use crate::data::Frame;
 use crate::engine::cpu::pool::Pool as Threadpool;
-use crate::engine::{Engine, Prediction, Seeds, Take};
+use crate::engine::{BlockPreparer, Engine, Prediction, Seeds, Take};
 use crate::launch::threads::Threads;
 use crate::loss::observation::{self, Observation, Observed};
 use crate::loss::{Loss, LossValue};
-use crate::sample::{Pool, Purpose, Queue, QueueOptions, Sampler};
+use crate::neighbor::Cut;
+use crate::sample::{Pool, Prepared, Purpose, Queue, QueueOptions, Sampler};
 use serde_json::Value;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,34 +24,50 @@ use std::sync::Arc;
 /// A Deep Potential on an [`Engine`].
 pub struct DeepPotential<E: Engine> {
     pub engine: E,
+    pub shared: Shared,
     loss: Box<dyn Loss>,
     out: Prediction,
     seeds: Seeds,
 }
 
 impl<E: Engine> DeepPotential<E> {
-    pub fn new(engine: E, loss: Box<dyn Loss>) -> Self {
-        DeepPotential { engine, loss, out: Prediction::default(), seeds: Seeds::default() }
+    /// With frames that are cut so.
+    pub fn new(engine: E, loss: Box<dyn Loss>, cut: Cut) -> Self {
+        let shared = Shared::new(cut, loss.wants_atom_energy());
+        DeepPotential { engine, shared, loss, out: Prediction::default(), seeds: Seeds::default() }
     }
-}
 
-fn prepared<E: Engine>(batch: &Frames<DeepPotential<E>>) -> Vec<&E::Prepared> {
-    batch.iter().map(|f| &f.prepared).collect()
+    /// Energies, forces and virials of a batch, the same on all ranks that share it.
+    pub fn predict(&mut self, params: &[f64], batch: &Frames<Self>, team: &mut Team) -> Result<&Prediction> {
+        self.shared.evaluate(&mut self.out, &mut self.engine, params, batch, team)?;
+        Ok(&self.out)
+    }
 }
 
 impl<E: Engine> Family for DeepPotential<E> {
     type Frame = Frame;
-    type Prepared = E::Prepared;
+    type Prepared = OwnBlocks<E::Prepared>;
     type Value = LossValue;
 
-    fn evaluate(&mut self, params: &[f64], batch: &Frames<Self>, now: &Now) -> LossValue {
+    fn evaluate(
+        &mut self,
+        params: &[f64],
+        batch: &Frames<Self>,
+        now: &Now,
+        team: &mut Team,
+    ) -> Result<LossValue> {
         let frames: Vec<&Frame> = batch.iter().map(|f| &f.frame).collect();
-        self.engine.evaluate(&mut self.out, params, &prepared::<E>(batch)); // E, F, virial
-        self.loss.differentiate(&mut self.seeds, &self.out, &frames, now.rate) // dL/dE, dL/dF, dL/dvirial
+        self.predict(params, batch, team)?; // E, F, virial
+        Ok(self.loss.differentiate(&mut self.seeds, &self.out, &frames, now.rate)) // dL/dE, dL/dF, dL/dvirial
     }
 
-    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &Frames<Self>, _now: &Now) {
-        self.engine.backward(grad, params, &prepared::<E>(batch), &self.seeds);
+    fn n_gradients(&self, batch: &Frames<Self>) -> usize {
+        self.shared.n_own(batch)
+    }
+
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &Frames<Self>, k: usize, _now: &Now) {
+        self.shared.recall(&mut self.engine, params, batch, k);
+        self.engine.backward(grad, params, &block(batch, k), &self.seeds);
     }
 
     fn observe(&mut self, batch: &Frames<Self>, observation: &Observation) -> Observed {
@@ -63,7 +81,7 @@ impl<E: Engine> Family for DeepPotential<E> {
         params: &[f64],
         batch: &Frames<Self>,
     ) -> Option<Range<usize>> {
-        self.engine.backward_but_pieces(grad, params, &prepared::<E>(batch), &self.seeds)
+        self.engine.backward_but_pieces(grad, params, &block(batch, 0), &self.seeds)
     }
 
     fn hand_out(&mut self, to: &dyn Take) {
@@ -101,7 +119,10 @@ pub fn learner<E: Engine + 'static>(
 ) -> Result<CpuLearner<DeepPotential<E>>> {
     let training = &setup.input.training;
     engine.adapt(&setup.params);
-    let queue = team.agree(start_queue(team, threads, setup, &engine))?;
+    // Only models of energies have blocks.
+    let steady = training.reproducible && setup.model.is_energy();
+    let cut = Cut { part: team.rank_in_group(), parts: team.ranks_per_group(), steady };
+    let queue = team.agree(start_queue(team, threads, setup, engine.block_preparer(cut)))?;
     let validation = setup.data.validation.clone().map(|data| {
         let cache = training.geometry_cache_bytes as usize / 8;
         let batches = DrawnBatches::new(data, training.seed, training.numb_btch, cache);
@@ -115,7 +136,7 @@ pub fn learner<E: Engine + 'static>(
         num_steps: setup.num_steps,
     };
     let resumed = setup.resumed.as_ref().map(|state| &state.optimizer);
-    let (family, table) = (DeepPotential::new(engine, loss), &setup.model.table);
+    let (family, table) = (DeepPotential::new(engine, loss, cut), &setup.model.table);
     let params = setup.params.clone();
     let stepper = Stepper::new(team, family, table, params, &setup.input.optimizer, resumed, options)?;
     let average = training.ema.map(|ema| Average::new(ema.decay, &setup.params, resumed)).transpose();
@@ -123,12 +144,12 @@ pub fn learner<E: Engine + 'static>(
 }
 
 /// The pipeline in front of the model: sampler, loader threads, prepared batches.
-fn start_queue<E: Engine>(
+fn start_queue<P: Prepared>(
     team: &Team,
     threads: Threads,
     setup: &Setup,
-    engine: &E,
-) -> Result<Queue<E::Prepared>> {
+    prepare: BlockPreparer<P>,
+) -> Result<Queue<OwnBlocks<P>>> {
     let first_draw = setup.resumed.as_ref().map_or(0, |state| state.draws);
     let pool = Arc::new(Pool::from_dataset(&setup.data.training));
     let sampler = Sampler::at(pool, setup.input.training.seed, Purpose::Training, first_draw);
@@ -137,15 +158,14 @@ fn start_queue<E: Engine>(
         depth: QUEUE_DEPTH,
         in_bursts: threads.crowded,
         cache_bytes: setup.input.training.geometry_cache_bytes as usize,
-        rank: team.rank(),
-        size: team.size(),
+        rank: team.group(),
+        size: team.n_groups(),
     };
     let data = setup.data.training.clone();
-    let prepare = engine.preparer();
     Queue::start(
         sampler,
         options,
         move |id| data.systems[id.system].read_frame(id.frame),
-        move |frame| prepare(frame),
+        move |frame| prepare(frame).map(OwnBlocks),
     )
 }

@@ -94,6 +94,7 @@ fn stall_timeout(input: &InputSource) -> Option<Duration> {
 
 fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Option<Caller>) -> Result<Ended> {
     let (input, full) = read_input(team, &options.input)?;
+    form_groups(team, session, &input)?;
     let owner = session::own(team, || folders(&input))?;
     let setup = Arc::new(setup(team, &session.launch, options, input, full)?);
     let rates = team.agree(setup.input.learning_rate.for_steps(setup.num_steps))?;
@@ -125,6 +126,30 @@ fn shifts_bias(setup: &Arc<Setup>, stats: &Arc<Mutex<DpStatistics>>) -> Box<Comp
         *stats.lock().unwrap_or_else(|e| e.into_inner()) = shifted;
         Ok(())
     })
+}
+
+/// Lets ranks work on a batch together, where the input wants it.
+fn form_groups(team: &mut Team, session: &Session, input: &Input) -> Result<()> {
+    let training = &input.training;
+    let ranks = team.tell_once(training.ranks_per_frame.among(team.size()))?;
+    if ranks == 1 {
+        return Ok(());
+    }
+    if session.gpu.is_some() {
+        let refused = err!("training.ranks_per_frame: {ranks} ranks for a frame, which GPUs cannot do yet")
+            .help("leave the key out, or use --device cpu");
+        return team.tell_once(Err(refused));
+    }
+    if !input.model.fitting.is_energy() {
+        let refused = err!("training.ranks_per_frame: only models of energies have blocks of frames")
+            .help("leave the key out");
+        return team.tell_once(Err(refused));
+    }
+    team.form_groups(ranks)?;
+    for line in messages::groups(ranks, team.n_groups(), training.gradient_accumulation) {
+        log::info!("{line}");
+    }
+    Ok(())
 }
 
 /// The folders of the files of a run that would be destroyed by another run.
@@ -194,7 +219,7 @@ fn plan(
     rates: LearningRateOptions,
 ) -> Plan {
     let training = &setup.input.training;
-    let draws_per_step = (training.gradient_accumulation * team.size()) as u64;
+    let draws_per_step = (training.gradient_accumulation * team.n_groups()) as u64;
     let scale = rate_scale(&rates, draws_per_step, options.pytorch_conventions);
     if scale != 1.0 {
         log::info!(

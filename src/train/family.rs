@@ -23,11 +23,24 @@ pub trait Family: Send {
     /// What a batch cost.
     type Value: Cost;
 
-    /// First pass, the loss, and its derivatives by everything predicted, which stay for [`Family::backward`].
-    fn evaluate(&mut self, params: &[f64], batch: &Frames<Self>, now: &Now) -> Self::Value;
+    /// First pass, the loss, and its derivatives by everything predicted, which stay for [`Family::backward`]. Ranks that share the
+    /// batch come to the same value.
+    fn evaluate(
+        &mut self,
+        params: &[f64],
+        batch: &Frames<Self>,
+        now: &Now,
+        team: &mut Team,
+    ) -> Result<Self::Value>;
 
-    /// Second pass: overwrites `grad` with dL/dparams. Must follow `evaluate` of the same batch and parameters.
-    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &Frames<Self>, now: &Now);
+    /// How many gradients add up to that of this rank's part of a batch.
+    fn n_gradients(&self, _batch: &Frames<Self>) -> usize {
+        1
+    }
+
+    /// Second pass: overwrites `grad` with dL/dparams, or with the `k`-th of the gradients that add up to it. Must follow `evaluate`
+    /// of the same batch and parameters.
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &Frames<Self>, k: usize, now: &Now);
 
     /// Derivatives of what is observed in place of those of the loss, for the [`Family::backward`] that follows. Must follow
     /// `evaluate` of the same batch.

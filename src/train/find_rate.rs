@@ -59,7 +59,7 @@ pub fn sweep(
             other => other?,
         };
         let mine: Vec<f64> = report.values.iter().map(|value| value.loss).collect();
-        let all: Vec<f64> = team.gather(&mine)?.concat();
+        let all: Vec<f64> = team.gather_from_groups(&mine)?.concat();
         let loss = (all.iter().sum::<f64>() / all.len() as f64).sqrt();
         curve.add(rate, loss);
         progress.step(step + 1);

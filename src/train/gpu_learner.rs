@@ -382,7 +382,7 @@ impl<F: GpuFamily> GpuLearner<F> {
         let GpuLearnerOptions { draws, wants_norm, step_bytes, stall_timeout, .. } = options;
         let count = match &sum {
             Sum::Host(_) => 1.0, // the host makes the mean
-            _ => (draws * team.size()) as f64,
+            _ => (draws * team.n_groups()) as f64,
         };
         let device = family.on_device().device;
         let made = Steps::new(device, sum, step_bytes, stall_timeout)
@@ -435,7 +435,7 @@ impl<F: GpuFamily> GpuLearner<F> {
             drop(span);
             if let Sum::Host(sum) = &mut self.steps.sum {
                 let span = profiler.span(Phase::Communication);
-                self.family.on_device().grad.read(0, sum.place(draw))?;
+                self.family.on_device().grad.read(0, sum.place())?;
                 sum.add(draw);
                 drop(span);
             }

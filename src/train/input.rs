@@ -70,6 +70,8 @@ pub struct TrainingOptions {
     pub profiling_file: PathBuf,
     /// Draws that one rank adds up before the optimiser steps (ours).
     pub gradient_accumulation: usize,
+    /// Ranks that work on one batch together (ours).
+    pub ranks_per_frame: RanksPerFrame,
     /// The same bits for every number of ranks and threads (ours).
     pub reproducible: bool,
     /// Memory for prepared frames (ours).
@@ -89,6 +91,31 @@ pub struct EmaOptions {
     pub decay: f64,
     /// Checkpoints of it that are kept.
     pub keep: usize,
+}
+
+/// How many ranks work on one batch together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RanksPerFrame {
+    Some(usize),
+    All,
+}
+
+impl RanksPerFrame {
+    /// The number among `size` ranks, which it must divide.
+    pub fn among(self, size: usize) -> Result<usize> {
+        let each = match self {
+            RanksPerFrame::All => size,
+            RanksPerFrame::Some(each) => each,
+        };
+        if size.is_multiple_of(each) {
+            return Ok(each);
+        }
+        let fitting: Vec<String> =
+            (1..=size).filter(|n| size.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+        Err(err!("training.ranks_per_frame: {} cannot form groups of {each}", count(size, "rank"))
+            .help(format!("wanted one of {}, or \"all\"", fitting.join(", ")))
+            .of_kind(ErrorKind::Input))
+    }
 }
 
 /// How products of float32 networks are made on a GPU.
@@ -297,6 +324,10 @@ impl TrainingOptions {
             profiling: section.bool("profiling"),
             profiling_file: path("profiling_file"),
             gradient_accumulation: section.int("gradient_accumulation"),
+            ranks_per_frame: match section.optional_text("ranks_per_frame") {
+                Some(_) => RanksPerFrame::All,
+                None => RanksPerFrame::Some(section.int("ranks_per_frame")),
+            },
             reproducible: section.bool("reproducible"),
             geometry_cache_bytes: (section.float("geometry_cache") * 1e6) as u64,
             gpu_memory: section.float("gpu_memory").min(1.0),

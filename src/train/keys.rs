@@ -148,6 +148,10 @@ static TRAINING: Table = Table::of(&[
     Key::new("gradient_accumulation", Kind::AT_LEAST_ONE)
         .default("1")
         .doc("Phalanx only. Batches whose gradients a rank adds up for one step."),
+    Key::new("ranks_per_frame", Kind::OneOf(&[Kind::AT_LEAST_ONE, Kind::choice(&["all"])])).default("1").doc(
+        "Phalanx only. Ranks in a row that work on one batch together, each on blocks of space of its frames: a number that divides \
+         that of all ranks, or \"all\". A step then has as many batches as there are such groups. On the CPU only.",
+    ),
     Key::new("reproducible", Kind::Bool)
         .default("false")
         .doc("Phalanx only. Whether results are the same bit for bit for every number of ranks and threads."),

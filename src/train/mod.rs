@@ -23,6 +23,7 @@ pub mod setup; // data, statistics and model before the first step
 pub mod collect; // log lines of other hosts travel to rank 0
 pub mod session; // launcher, log, ranks, threads
 pub mod cpu; // learning on CPU threads, for all model families
+pub mod blocks; // frames that several ranks work on together
 pub mod deep_potential; // a Deep Potential there
 pub mod feed; // frames for a GPU, and which of them stay there
 pub mod gpu_sum; // how gradients of GPUs become one, for all model families

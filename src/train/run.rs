@@ -396,9 +396,9 @@ impl<'a> Run<'a> {
         // NaN, for a label that is missing, has no place in JSON.
         let mine: Vec<Vec<Option<f64>>> =
             mine.iter().map(|v| v.iter().map(|x| Some(*x).filter(|x| !x.is_nan())).collect()).collect();
-        let everyones = team.gather(&mine)?;
-        // Draw k of rank r was draw k * size + r: always the same order of addition.
-        let draws = (0..mine.len()).flat_map(|k| everyones.iter().map(move |rank| &rank[k]));
+        let everyones = team.gather_from_groups(&mine)?;
+        // Draw k of group g was draw k * n_groups + g: always the same order of addition.
+        let draws = (0..mine.len()).flat_map(|k| everyones.iter().map(move |group| &group[k]));
         let train = mean(draws.map(|v| v.iter().map(|x| x.unwrap_or(f64::NAN)).collect()));
         let valid = match self.plan.validates {
             Validates::AtDisplay => {

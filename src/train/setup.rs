@@ -23,6 +23,7 @@ use crate::model::dp::Dp;
 use crate::model::dp::options::{Applied, DescriptorOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::{Summary, Sums};
+use crate::neighbor::Cut;
 use crate::neighbor::stat::NeighborStat;
 use crate::sample::{frames_for_statistics, global_generator};
 use crate::{Result, bail, err};
@@ -75,7 +76,7 @@ pub fn setup(
     if let Some(Origin::Restart(state)) = &origin
         && input.training.keep_global_batch
     {
-        let kept = keep_global_batch(state.draws_per_step, team.size());
+        let kept = keep_global_batch(state.draws_per_step, team.n_groups(), team.ranks_per_group());
         if let Some(accumulation) = team.agree(kept)? {
             input.training.gradient_accumulation = accumulation;
             full["training"]["gradient_accumulation"] = accumulation.into();
@@ -111,7 +112,7 @@ pub fn setup(
     model.stats = stats;
     let mut params = params;
     team.broadcast(&mut params)?;
-    let num_steps = num_steps(&input, &data.training, team.size());
+    let num_steps = num_steps(&input, &data.training, team.n_groups());
     let resumed = match origin {
         Some(Origin::Restart(state)) => Some(*state),
         _ => None,
@@ -133,25 +134,27 @@ pub fn read_input(team: &mut Team, source: &InputSource) -> Result<(Input, Value
     }
 }
 
-/// Batches that each rank adds up so that a step has as many as it had. None where the checkpoint does not tell.
-fn keep_global_batch(before: Option<u64>, size: usize) -> Result<Option<usize>> {
+/// Batches that each group of ranks adds up so that a step has as many as it had. None where the checkpoint does not tell.
+fn keep_global_batch(before: Option<u64>, groups: usize, each: usize) -> Result<Option<usize>> {
     let Some(before) = before.and_then(|before| usize::try_from(before).ok()) else {
         log::warn!("training.keep_global_batch: the checkpoint does not tell how many batches a step had");
         return Ok(None);
     };
-    if !before.is_multiple_of(size) {
-        let fitting: Vec<String> =
-            (1..=before.min(4096)).filter(|n| before.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+    if !before.is_multiple_of(groups) {
+        let fitting = (1..=before.min(4096)).filter(|n| before.is_multiple_of(*n));
+        let fitting: Vec<String> = fitting.map(|n| (n * each).to_string()).collect();
         return Err(err!(
-            "training.keep_global_batch: {before} batches a step cannot be shared by {size} ranks"
+            "training.keep_global_batch: {before} batches a step cannot be shared by {} ranks",
+            groups * each
         )
         .help(format!("use {} ranks, or leave the key away", fitting.join(", "))));
     }
     log::info!(
-        "training.gradient_accumulation is set to {} for {size} ranks: a step keeps its {before} batches",
-        before / size
+        "training.gradient_accumulation is set to {} for {} ranks: a step keeps its {before} batches",
+        before / groups,
+        groups * each
     );
-    Ok(Some(before / size))
+    Ok(Some(before / groups))
 }
 
 /// What training starts from, loaded.
@@ -344,13 +347,12 @@ fn neighbor_statistics(
         .iter()
         .enumerate()
         .flat_map(|(s, system)| (0..system.n_frames).map(move |k| (s, k)))
-        .skip(team.rank())
-        .step_by(team.size())
         .collect();
-    let of_frame = |&(s, k): &(usize, usize)| {
+    let frames = own_work(team, data, &frames, team.size() > 1);
+    let of_frame = |&(s, k, cut): &(usize, usize, Cut)| {
         let system = &data.systems[s];
         let frame = system.read_frame(k)?;
-        let stats = descriptors.list.iter().map(|se| NeighborStat::of(&frame, se.rcut, n_types));
+        let stats = descriptors.list.iter().map(|se| NeighborStat::of_blocks(&frame, se.rcut, n_types, cut));
         stats.collect::<Result<Vec<_>>>().map_err(|e| e.at(format!("{}: frame {k}", system.path)))
     };
     let empty = || vec![NeighborStat::empty(n_types); descriptors.list.len()];
@@ -450,28 +452,67 @@ impl Drawn {
     }
 }
 
-/// What `of_frame` says of each frame, in their order; each rank takes every N-th frame.
-fn of_frames<T: Serialize + DeserializeOwned + Send + Clone>(
-    team: &mut Team,
-    data: &DataSets,
+/// What this rank does of some frames: every N-th of them, and of those with many atoms its blocks, where blocks are allowed. They do
+/// not depend on the number of ranks.
+fn own_work(
+    team: &Team,
+    data: &Dataset,
     frames: &[(usize, usize)],
-    of_frame: impl Fn(&Frame) -> Result<T> + Sync,
-) -> Result<Vec<T>> {
-    let at = |&&(s, k): &&(usize, usize)| {
-        let system = &data.training.systems[s];
-        of_frame(&system.read_frame(k)?).map_err(|e| e.at(format!("{}: frame {k}", system.path)))
-    };
-    let own: Vec<_> = frames.iter().skip(team.rank()).step_by(team.size()).collect();
-    let local: Result<Vec<T>> = own.par_iter().map(at).collect();
-    let mine = team.agree(local)?;
-    let everyones = team.gather(&mine)?;
-    let size = team.size();
-    Ok((0..frames.len()).map(|k| everyones[k % size][k / size].clone()).collect())
+    in_blocks: bool,
+) -> Vec<(usize, usize, Cut)> {
+    let cut = Cut { part: team.rank(), parts: team.size(), steady: true };
+    let mut work = Vec::new();
+    for (number, &(s, k)) in frames.iter().enumerate() {
+        let n_atoms = data.systems[s].n_atoms;
+        if in_blocks && cut.n_blocks(n_atoms) > 1 {
+            if !cut.own(n_atoms).is_empty() {
+                work.push((s, k, cut));
+            }
+        } else if number % team.size() == team.rank() {
+            work.push((s, k, Cut::WHOLE));
+        }
+    }
+    work
 }
 
-/// The shortest distance in one frame, as a number that JSON can hold.
-fn shortest_distance(model: &ModelOptions, frame: &Frame) -> Result<f64> {
-    Ok(NeighborStat::of(frame, model.descriptors.rcut(), model.type_map.len())?.min_distance.min(f64::MAX))
+/// What `of_blocks` says of each frame, block by block, in their order. The work is shared over ranks; frames are cut into blocks where
+/// ranks share them later too, or where the number of ranks must not matter.
+fn of_frames<T: Serialize + DeserializeOwned + Send + Clone>(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    frames: &[(usize, usize)],
+    of_blocks: impl Fn(&Frame, Cut) -> Result<Vec<T>> + Sync,
+) -> Result<Vec<T>> {
+    let in_blocks = team.ranks_per_group() > 1 || input.training.reproducible;
+    let own = own_work(team, &data.training, frames, in_blocks);
+    let at = |&(s, k, cut): &(usize, usize, Cut)| {
+        let system = &data.training.systems[s];
+        of_blocks(&system.read_frame(k)?, cut).map_err(|e| e.at(format!("{}: frame {k}", system.path)))
+    };
+    let local: Result<Vec<Vec<T>>> = own.par_iter().map(at).collect();
+    let local = team.agree(local)?;
+    let mine: Vec<(usize, usize, Vec<T>)> =
+        own.iter().zip(local).map(|(&(s, k, _), found)| (s, k, found)).collect();
+    let everyones = team.gather(&mine)?;
+    let mut next = vec![0; everyones.len()];
+    let mut all = Vec::new();
+    for frame in frames {
+        // A rank has the frames in this order, and lower ranks have lower blocks.
+        for (theirs, next) in everyones.iter().zip(&mut next) {
+            if let Some((_, _, found)) = theirs.get(*next).filter(|(s, k, _)| (*s, *k) == *frame) {
+                all.extend(found.iter().cloned());
+                *next += 1;
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The shortest distance in somebody's blocks of a frame, as a number that JSON can hold.
+fn shortest_distance(model: &ModelOptions, frame: &Frame, cut: Cut) -> Result<f64> {
+    let (rcut, n_types) = (model.descriptors.rcut(), model.type_map.len());
+    Ok(NeighborStat::of_blocks(frame, rcut, n_types, cut)?.min_distance.min(f64::MAX))
 }
 
 /// The sums are added in the order of the frames, whatever the number of ranks is.
@@ -481,9 +522,11 @@ fn sample_statistics(
     data: &DataSets,
     frames: Vec<(usize, usize)>,
 ) -> Result<Sampled> {
-    let of_frame =
-        |frame: &Frame| Ok((Sums::of(&input.model, frame)?, shortest_distance(&input.model, frame)?));
-    let found = of_frames(team, data, &frames, of_frame)?;
+    let of_blocks = |frame: &Frame, cut: Cut| {
+        let distance = shortest_distance(&input.model, frame, cut)?;
+        Ok(Sums::of_blocks(&input.model, frame, cut)?.into_iter().map(|sums| (sums, distance)).collect())
+    };
+    let found = of_frames(team, input, data, &frames, of_blocks)?;
     let min_distance = found.iter().fold(f64::INFINITY, |least, (_, d)| least.min(*d));
     let sums = found.into_iter().map(|(sums, _)| sums).reduce(Sums::merge);
     let sums = team.agree(sums.ok_or_else(|| err!("there is no frame to take statistics from")))?;
@@ -497,7 +540,8 @@ fn sample_distance(
     data: &DataSets,
     frames: &[(usize, usize)],
 ) -> Result<f64> {
-    let found = of_frames(team, data, frames, |frame| shortest_distance(&input.model, frame))?;
+    let of_blocks = |frame: &Frame, cut: Cut| Ok(vec![shortest_distance(&input.model, frame, cut)?]);
+    let found = of_frames(team, input, data, frames, of_blocks)?;
     Ok(found.into_iter().fold(f64::INFINITY, f64::min))
 }
 
@@ -631,13 +675,14 @@ fn shift_bias(
     Ok(())
 }
 
-/// Steps of the run; an epoch counts draws of all ranks.
-fn num_steps(input: &Input, data: &Dataset, size: usize) -> u64 {
+/// Steps of the run; an epoch counts draws of all groups of ranks.
+fn num_steps(input: &Input, data: &Dataset, groups: usize) -> u64 {
     match input.training.length {
         Length::Steps(steps) => steps,
         Length::Epochs(epochs) => {
             let draws = epochs * data.draws_per_epoch() as f64;
-            let steps = (draws / (size * input.training.gradient_accumulation) as f64).ceil().max(1.0) as u64;
+            let steps =
+                (draws / (groups * input.training.gradient_accumulation) as f64).ceil().max(1.0) as u64;
             log::info!("{epochs} epochs are {steps} steps");
             steps
         }

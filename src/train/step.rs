@@ -29,7 +29,7 @@ pub struct Stepper<F: Family> {
 /// How gradients become an update.
 #[derive(Debug, Clone, Copy)]
 pub struct StepperOptions {
-    /// Batches of each rank in a step.
+    /// Batches of each group of ranks in a step.
     pub draws: usize,
     /// Sums of gradients have the same bits for every number of ranks.
     pub reproducible: bool,
@@ -81,7 +81,7 @@ impl<F: Family> Stepper<F> {
         self.common.len() - 1
     }
 
-    /// One update of the parameters from `draws` batches of every rank.
+    /// One update of the parameters from `draws` batches of every group of ranks.
     pub fn step(
         &mut self,
         turn: &Turn,
@@ -101,16 +101,18 @@ impl<F: Family> Stepper<F> {
         for draw in 0..self.options.draws {
             let batch = profiler.time(Phase::DataWait, || queue.next())?; // prepared on the queue's threads
             let span = profiler.span(Phase::Forward);
-            let value = self.family.evaluate(&self.common[..n], &batch.frames, &now); // predictions, loss, its seeds
+            let value = self.family.evaluate(&self.common[..n], &batch.frames, &now, team)?; // predictions, loss, its seeds
             drop(span);
-            check_finite(value.loss(), turn)?;
+            team.tell_once_in_group(check_finite(value.loss(), turn))?;
             values.push(value.into_shown());
             let span = profiler.span(Phase::Backward);
             if self.backward_and_update(&batch.frames, turn, team) {
                 return Ok(StepReport { values, gradient_norm: f64::NAN, stop: turn.stop });
             }
-            self.family.backward(self.sum.place(draw), &self.common[..n], &batch.frames, &now); // dL/dparams
-            self.sum.add(draw);
+            for k in (0..self.family.n_gradients(&batch.frames)).rev() {
+                self.family.backward(self.sum.place(), &self.common[..n], &batch.frames, k, &now); // dL/dparams
+                self.sum.add(draw);
+            }
             drop(span);
         }
         let (gradient_norm, stop) = match self.optimizer.share() {
@@ -140,16 +142,18 @@ impl<F: Family> Stepper<F> {
             let mut seen = Vec::with_capacity(draws);
             for (draw, batch) in batches.iter().enumerate() {
                 let span = profiler.span(Phase::Forward);
-                let value = self.family.evaluate(&self.common[..n], &batch.frames, now);
+                let value = self.family.evaluate(&self.common[..n], &batch.frames, now, team)?;
                 seen.push(self.family.observe(&batch.frames, observation));
                 drop(span);
-                check_finite(value.loss(), turn)?;
+                team.tell_once_in_group(check_finite(value.loss(), turn))?;
                 if k == 0 {
                     report.values.push(value.into_shown());
                 }
                 let span = profiler.span(Phase::Backward);
-                self.family.backward(self.sum.place(draw), &self.common[..n], &batch.frames, now);
-                self.sum.add(draw);
+                for k in (0..self.family.n_gradients(&batch.frames)).rev() {
+                    self.family.backward(self.sum.place(), &self.common[..n], &batch.frames, k, now);
+                    self.sum.add(draw);
+                }
                 drop(span);
             }
             let span = profiler.span(Phase::Communication);
@@ -157,7 +161,7 @@ impl<F: Family> Stepper<F> {
             let (mean, stop) = self.sum.mean(team, turn.stop)?;
             drop(span);
             let span = profiler.span(Phase::Optimizer);
-            let count = (draws * team.size()) as f64;
+            let count = (draws * team.n_groups()) as f64;
             optimizer.assimilate(&mut self.common[..n], (mean, count), error, team.ranks())?;
             drop(span);
             self.family.forget_parameters();
@@ -180,7 +184,7 @@ impl<F: Family> Stepper<F> {
         }
         let update = self.told(turn);
         let Some(optimizer) = self.optimizer.by_pieces() else { return false };
-        let grad = self.sum.place(0);
+        let grad = self.sum.place();
         let (params, family) = (&mut self.common[..grad.len()], &mut self.family);
         let Some(ready) = family.backward_but_pieces(grad, params, batch) else { return false };
         let mut give = |pieces: &dyn crate::engine::Take| {
@@ -241,14 +245,14 @@ fn check_finite(loss: f64, turn: &Turn) -> Result<()> {
     Ok(())
 }
 
-/// The mean error of the frames of all ranks, times the root of their number. Draw k of rank r was draw k * size + r: always the
-/// same order of addition.
+/// The mean error of the frames of all groups, times the root of their number. Draw k of group g was draw k * n_groups + g: always
+/// the same order of addition.
 fn error_of_all(team: &mut Team, mine: &[Observed]) -> Result<f64> {
     let bytes: Vec<u8> = mine.iter().flat_map(|o| [o.error, o.frames]).flat_map(f64::to_le_bytes).collect();
     let everyones = team.gather_bytes(&bytes)?;
     let (mut error, mut frames) = (0.0, 0.0);
     for draw in 0..mine.len() {
-        for theirs in &everyones {
+        for theirs in everyones.iter().step_by(team.ranks_per_group()) {
             let (numbers, _) = theirs.as_chunks::<8>();
             error += f64::from_le_bytes(numbers[2 * draw]);
             frames += f64::from_le_bytes(numbers[2 * draw + 1]);

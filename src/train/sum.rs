@@ -1,4 +1,6 @@
 //! Sums of gradients over draws and ranks.
+//!
+//! Ranks of a group have parts of one gradient each: their sum counts as one.
 
 use super::team::Team;
 use crate::Result;
@@ -20,8 +22,11 @@ pub struct GradientSum {
     n_params: usize,
     /// The sum over this rank's draws; one draw is its own sum. Not used where the sum is exact.
     total: RankVector,
-    /// The gradient of the present draw where there are several, or of every draw where the sum is exact.
+    /// The gradient of the present draw where there are several, or of every draw where the sum is exact; there a draw may have
+    /// brought several.
     gradients: Vec<Vec<f64>>,
+    /// How many of these were written, where the sum is exact.
+    written: usize,
     exact: Option<Exact>,
 }
 
@@ -62,21 +67,30 @@ impl GradientSum {
             n_params,
             total,
             gradients: vec![vec![0.0; n_params + 1]; kept],
+            written: 0,
             exact: blocks.map(|blocks| Exact { blocks, sums: vec![0; n_params + 1] }),
         }
     }
 
-    /// Where the gradient of a draw is written.
-    pub fn place(&mut self, draw: usize) -> &mut [f64] {
+    /// Where the next gradient is written.
+    pub fn place(&mut self) -> &mut [f64] {
+        let n = self.n_params;
+        if self.exact.is_some() && self.written == self.gradients.len() {
+            self.gradients.push(vec![0.0; n + 1]);
+        }
         match self.gradients.len() {
-            0 => &mut self.total[..self.n_params],
-            kept => &mut self.gradients[draw.min(kept - 1)][..self.n_params],
+            0 => &mut self.total[..n],
+            _ => &mut self.gradients[self.written][..n],
         }
     }
 
     /// Takes the gradient of a draw into account.
     pub fn add(&mut self, draw: usize) {
-        if self.draws == 1 || self.exact.is_some() {
+        if self.exact.is_some() {
+            self.written += 1;
+            return;
+        }
+        if self.draws == 1 {
             return;
         }
         if draw == 0 {
@@ -92,9 +106,9 @@ impl GradientSum {
     pub fn give_to_owners(&mut self, team: &mut Team, stop: bool) -> Result<()> {
         let n = self.n_params;
         if let Some(exact) = &mut self.exact {
-            let count = (self.draws * team.size()) as f64;
-            let slice = team.slice(n + 1);
-            return exact.mean(&mut self.gradients, n, team, stop, count, slice);
+            let count = (self.draws * team.n_groups()) as f64;
+            let (slice, written) = (team.slice(n + 1), std::mem::take(&mut self.written));
+            return exact.mean(&mut self.gradients, written, team, stop, count, slice);
         }
         self.total[n] = f64::from(u8::from(stop));
         team.reduce_scatter(&mut self.total)
@@ -104,16 +118,17 @@ impl GradientSum {
     pub fn sums(&mut self, team: &Team) -> (Sums<'_>, f64) {
         match self.exact {
             Some(_) => (Sums::of(&self.gradients[0]), 1.0), // the mean already
-            None => (self.total.sums(), (self.draws * team.size()) as f64),
+            None => (self.total.sums(), (self.draws * team.n_groups()) as f64),
         }
     }
 
     /// The mean over draws and ranks, whole on every rank, and whether any rank wants to stop.
     pub fn mean(&mut self, team: &mut Team, stop: bool) -> Result<(&mut [f64], bool)> {
         let n = self.n_params;
-        let count = (self.draws * team.size()) as f64;
+        let count = (self.draws * team.n_groups()) as f64;
         let mean = if let Some(exact) = &mut self.exact {
-            exact.mean(&mut self.gradients, n, team, stop, count, 0..n + 1)?;
+            let written = std::mem::take(&mut self.written);
+            exact.mean(&mut self.gradients, written, team, stop, count, 0..n + 1)?;
             &mut self.gradients[0][..]
         } else {
             self.total[n] = f64::from(u8::from(stop));
@@ -129,14 +144,15 @@ impl GradientSum {
 }
 
 impl Exact {
-    /// Overwrites a slice of the first gradient with the mean of all; the number that follows becomes that of wishes to stop.
+    /// Overwrites a slice of the first gradient with the mean of `count` draws, to which the first `written` gradients of each
+    /// rank add up; the number that follows becomes that of wishes to stop.
     ///
-    /// Each block of parameters has one scale, a power of two that leaves room for the sum of all draws of all ranks;
+    /// Each block of parameters has one scale, a power of two that leaves room for the sum of all gradients of all ranks;
     /// it follows from the largest element of the block anywhere, which does not depend on the order either.
     fn mean(
         &mut self,
         gradients: &mut [Vec<f64>],
-        n: usize,
+        written: usize,
         team: &mut Team,
         stop: bool,
         count: f64,
@@ -144,21 +160,23 @@ impl Exact {
     ) -> Result<()> {
         let largest = |block: &Range<usize>| {
             let of_draw = |g: &Vec<f64>| g[block.clone()].iter().fold(0.0f64, |a, x| a.max(x.abs()));
-            gradients.iter().map(of_draw).fold(0.0f64, f64::max)
+            gradients[..written].iter().map(of_draw).fold(0.0f64, f64::max)
         };
-        let mine: Vec<f64> = self.blocks.iter().map(largest).collect();
+        let mine: (usize, Vec<f64>) = (written, self.blocks.iter().map(largest).collect());
         let everyones = team.gather(&mine)?;
-        let room = 61 - (count.log2().ceil() as i32);
+        let n_terms = everyones.iter().map(|(written, _)| *written).sum::<usize>().max(1) as f64;
+        let room = 61 - (n_terms.log2().ceil() as i32);
         let scales: Vec<f64> = (0..self.blocks.len())
             .map(|b| {
-                let most = everyones.iter().map(|m| m[b]).fold(0.0f64, f64::max);
+                let most = everyones.iter().map(|(_, m)| m[b]).fold(0.0f64, f64::max);
                 // 2^(room - exponent), with room to spare at either end of the range of exponents.
                 let exponent = if most > 0.0 { most.log2().floor() as i32 + 1 } else { 0 };
                 2f64.powi((room - exponent).clamp(-1000, 1000))
             })
             .collect();
+        let n = self.sums.len() - 1;
         self.sums.fill(0);
-        for gradient in gradients.iter() {
+        for gradient in &gradients[..written] {
             for (block, scale) in self.blocks.iter().zip(&scales) {
                 for (sum, x) in self.sums[block.clone()].iter_mut().zip(&gradient[block.clone()]) {
                     *sum += (x * scale).round_ties_even() as i64;
@@ -199,7 +217,7 @@ mod tests {
                 };
                 for k in 0..DRAWS / size {
                     let draw = k * size + rank;
-                    for (p, x) in sum.place(k).iter_mut().enumerate() {
+                    for (p, x) in sum.place().iter_mut().enumerate() {
                         *x = gradient(draw, p);
                     }
                     sum.add(k);

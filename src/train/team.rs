@@ -11,13 +11,23 @@ use serde::de::DeserializeOwned;
 use std::ops::Range;
 
 /// The ranks of a run.
+///
+/// Ranks that follow each other make groups, each of which works on one batch together; most often a rank is a group by itself.
 pub struct Team {
     comm: Box<dyn Communicator>,
+    ranks_per_group: usize,
 }
 
 impl Team {
     pub fn new(comm: Box<dyn Communicator>) -> Self {
-        Team { comm }
+        Team { comm, ranks_per_group: 1 }
+    }
+
+    /// From now on so many ranks in a row are a group. The number divides that of all ranks.
+    pub fn form_groups(&mut self, ranks: usize) -> Result<()> {
+        self.comm.form_groups(ranks)?;
+        self.ranks_per_group = ranks;
+        Ok(())
     }
 
     pub fn rank(&self) -> usize {
@@ -26,6 +36,30 @@ impl Team {
 
     pub fn size(&self) -> usize {
         self.comm.size()
+    }
+
+    /// Ranks of a group.
+    pub fn ranks_per_group(&self) -> usize {
+        self.ranks_per_group
+    }
+
+    /// The number of my group, and of groups.
+    pub fn group(&self) -> usize {
+        self.rank() / self.ranks_per_group
+    }
+
+    pub fn n_groups(&self) -> usize {
+        self.size() / self.ranks_per_group
+    }
+
+    /// My number within my group.
+    pub fn rank_in_group(&self) -> usize {
+        self.rank() % self.ranks_per_group
+    }
+
+    /// True on the one rank of a group that speaks for it.
+    pub fn speaks_for_group(&self) -> bool {
+        self.rank_in_group() == 0
     }
 
     /// True on the one rank that writes files.
@@ -92,6 +126,17 @@ impl Team {
         if self.is_root() { verdict } else { verdict.map_err(Error::told_elsewhere) }
     }
 
+    /// For a verdict that all ranks of a group have come to: one of them tells.
+    pub fn tell_once_in_group<T>(&self, verdict: Result<T>) -> Result<T> {
+        if self.speaks_for_group() { verdict } else { verdict.map_err(Error::told_elsewhere) }
+    }
+
+    /// What a group does step by step with its ranks: `local` is the outcome of the work of this rank. Ranks that share a frame wait
+    /// for each other within it, so that one which fails must not come to a collective of all.
+    pub fn agree_on_work<T>(&mut self, local: Result<T>) -> Result<T> {
+        if self.ranks_per_group > 1 { local } else { self.agree(local) }
+    }
+
     /// Everyone's value, by rank.
     pub fn gather<T: Serialize + DeserializeOwned>(&mut self, mine: &T) -> Result<Vec<T>> {
         let bytes = encode(mine)?;
@@ -99,6 +144,12 @@ impl Team {
             return Ok(vec![decode(&bytes)?]);
         }
         self.comm.all_gather(&bytes)?.iter().map(|bytes| decode(bytes)).collect()
+    }
+
+    /// A value of each group, which its ranks have in common, by group.
+    pub fn gather_from_groups<T: Serialize + DeserializeOwned>(&mut self, mine: &T) -> Result<Vec<T>> {
+        let all = self.gather(mine)?;
+        Ok(all.into_iter().step_by(self.ranks_per_group).collect())
     }
 
     /// Everyone's bytes, by rank.
@@ -120,6 +171,11 @@ impl Team {
     /// Sums over ranks, in place.
     pub fn sum(&mut self, x: &mut [f64]) -> Result<()> {
         if self.size() == 1 { Ok(()) } else { self.comm.all_reduce_sum_f64(x) }
+    }
+
+    /// Sums over the ranks of my group, in place.
+    pub fn sum_in_group(&mut self, x: &mut [f64]) -> Result<()> {
+        if self.ranks_per_group == 1 { Ok(()) } else { self.comm.all_reduce_group_f64(x) }
     }
 
     /// Exact sums over ranks, in place.

@@ -1,12 +1,13 @@
 //! Errors on the validation set.
 
+use super::blocks::OwnBlocks;
 use super::deep_potential::DeepPotential;
 use super::family::{Family, Now, Validation};
 use super::full_validation::{ErrorTable, Quantity};
 use super::team::Team;
 use crate::Result;
 use crate::data::{Dataset, Frame};
-use crate::engine::{Engine, Prediction};
+use crate::engine::{BlockPreparer, Engine, Prediction};
 use crate::loss::LossValue;
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Loaded, Pool, Purpose, Sampler};
@@ -19,7 +20,7 @@ pub struct DrawnBatches<E: Engine> {
     seed: u64,
     /// Batches at each display step.
     batches: u64,
-    cache: Lru<FrameId, Arc<Loaded<E::Prepared>>>,
+    cache: Lru<FrameId, Arc<Loaded<OwnBlocks<E::Prepared>>>>,
 }
 
 impl<E: Engine> Validation<DeepPotential<E>> for DrawnBatches<E> {
@@ -33,6 +34,7 @@ impl<E: Engine> Validation<DeepPotential<E>> for DrawnBatches<E> {
         rate: f64,
     ) -> Result<Vec<f64>> {
         let local = self.own_batches(family, params, team, display, rate);
+        let local = Ok(team.agree_on_work(local)?);
         mean_over_ranks(team, local)
     }
 
@@ -53,7 +55,7 @@ pub type FrameErrors = (usize, Vec<u64>);
 
 /// Errors over the frames of all ranks, always added up in the order of the frames.
 pub fn table_of_ranks(team: &mut Team, local: Result<Vec<FrameErrors>>) -> Result<ErrorTable> {
-    let mine = team.agree(local)?;
+    let mine = team.agree_on_work(local)?;
     let mut all: Vec<FrameErrors> = team.gather(&mine)?.into_iter().flatten().collect();
     all.sort_by_key(|(frame, _)| *frame);
     let mut table = ErrorTable::default();
@@ -67,13 +69,13 @@ pub fn table_of_ranks(team: &mut Team, local: Result<Vec<FrameErrors>>) -> Resul
     Ok(table)
 }
 
-/// What each rank looks at of a data set: all frames, and the numbers of its own. Every rank has one at least: engines that adapt to the
+/// What each group of ranks looks at of a data set: all frames, and the numbers of its own. Every rank has one at least: engines that adapt to the
 /// parameters must do so on all of them.
 pub fn shared_frames(data: &Dataset, team: &Team) -> (Vec<FrameId>, impl Iterator<Item = usize> + use<>) {
     let systems = data.systems.iter().enumerate();
     let frames: Vec<FrameId> =
         systems.flat_map(|(system, s)| (0..s.n_frames).map(move |frame| FrameId { system, frame })).collect();
-    let own = (team.rank()..frames.len().max(team.rank() + 1)).step_by(team.size());
+    let own = (team.group()..frames.len().max(team.group() + 1)).step_by(team.n_groups());
     (frames, own)
 }
 
@@ -83,51 +85,53 @@ impl<E: Engine> DrawnBatches<E> {
         DrawnBatches { data, pool, seed, batches: batches as u64, cache: Lru::new(cache_bytes) }
     }
 
-    /// The batches of this rank: number, atoms, errors.
+    /// The batches that this rank tells of: number, atoms, errors.
     fn own_batches(
         &mut self,
         family: &mut DeepPotential<E>,
         params: &[f64],
-        team: &Team,
+        team: &mut Team,
         display: u64,
         rate: f64,
     ) -> Result<Vec<(u64, f64, Vec<f64>)>> {
         let mut sampler =
             Sampler::at(self.pool.clone(), self.seed, Purpose::Validation, display * self.batches);
-        let prepare = family.engine.preparer();
+        let prepare = family.engine.block_preparer(family.shared.cut());
         let now = Now { step: 0, rank: team.rank(), rate };
         let mut out = Vec::new();
         for batch in 0..self.batches {
             let draw = sampler.draw();
-            if batch as usize % team.size() != team.rank() {
+            if batch as usize % team.n_groups() != team.group() {
                 continue;
             }
             let mut loaded = Vec::with_capacity(draw.frames.len());
             for frame in draw.frames {
-                loaded.push(self.load(FrameId { system: draw.system, frame }, &*prepare)?);
+                loaded.push(self.load(FrameId { system: draw.system, frame }, &prepare)?);
             }
-            let value = family.evaluate(params, &loaded, &now);
+            let value = family.evaluate(params, &loaded, &now, team)?;
             let atoms = loaded.iter().map(|f| f.frame.n_atoms()).sum::<usize>() as f64;
-            out.push((batch, atoms, shown(&value)));
+            if team.speaks_for_group() {
+                out.push((batch, atoms, shown(&value)));
+            }
         }
         Ok(out)
     }
 
-    /// The frames of this rank: number, and the bits of the errors' sums.
+    /// The frames that this rank tells of: number, and the bits of the errors' sums.
     fn own_frames(
         &mut self,
         family: &mut DeepPotential<E>,
         params: &[f64],
-        team: &Team,
+        team: &mut Team,
     ) -> Result<Vec<FrameErrors>> {
         let (frames, own) = shared_frames(&self.data, team);
-        let prepare = family.engine.preparer();
-        let (mut found, mut out) = (Vec::new(), Prediction::default());
+        let prepare = family.engine.block_preparer(family.shared.cut());
+        let mut found = Vec::new();
         for k in own {
-            let loaded = self.load(frames[k % frames.len()], &*prepare)?;
-            family.engine.evaluate(&mut out, params, &[&loaded.prepared]);
-            if k < frames.len() {
-                found.push((k, errors_of(&loaded.frame, &out)));
+            let loaded = self.load(frames[k % frames.len()], &prepare)?;
+            let out = family.predict(params, std::slice::from_ref(&loaded), team)?;
+            if k < frames.len() && team.speaks_for_group() {
+                found.push((k, errors_of(&loaded.frame, out)));
             }
         }
         Ok(found)
@@ -136,13 +140,13 @@ impl<E: Engine> DrawnBatches<E> {
     fn load(
         &mut self,
         id: FrameId,
-        prepare: &dyn Fn(&crate::data::Frame) -> Result<E::Prepared>,
-    ) -> Result<Arc<Loaded<E::Prepared>>> {
+        prepare: &BlockPreparer<E::Prepared>,
+    ) -> Result<Arc<Loaded<OwnBlocks<E::Prepared>>>> {
         if let Some(known) = self.cache.get(&id) {
             return Ok(known);
         }
         let frame = self.data.systems[id.system].read_frame(id.frame)?;
-        let prepared = prepare(&frame)?;
+        let prepared = OwnBlocks(prepare(&frame)?);
         let bytes = frame.bytes() + crate::sample::Prepared::bytes(&prepared);
         let loaded = Arc::new(Loaded { id, frame, prepared });
         self.cache.insert(id, loaded.clone(), bytes);

@@ -38,7 +38,7 @@ impl Place {
     pub fn new(changes: &[(&str, Value)]) -> Place {
         let mut place = Place { folder: tempfile::tempdir().unwrap(), before: BTreeSet::new() };
         for (name, frames) in [("a", 5), ("b", 3), ("v", 3)] {
-            write_system(&place.path(name), frames);
+            write_system(&place.path(name), frames, 1);
         }
         place.input(changes);
         place.before = place.files();
@@ -71,6 +71,13 @@ impl Place {
             input.pointer_mut(section).unwrap()[key] = value.clone();
         }
         std::fs::write(self.path("input.json"), input.to_string()).unwrap();
+    }
+
+    /// The systems `a` and `b` become as many boxes on top of each other, of 12 atoms each.
+    pub fn pile_up(&self, boxes: usize) {
+        for (name, frames) in [("a", 5), ("b", 3)] {
+            write_system(&self.path(name), frames, boxes);
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -187,18 +194,20 @@ pub fn succeed(job: &mut Job) {
     assert!(good, "the job failed:\n{}", job.said.join("\n"));
 }
 
-/// Four water-like molecules in a periodic box; energies and forces of springs between O and its H.
-fn write_system(folder: &Path, frames: usize) {
+/// Four water-like molecules in a periodic box, or in each of several on top of each other; energies and forces of springs between O
+/// and its H.
+fn write_system(folder: &Path, frames: usize, boxes: usize) {
     let set = folder.join("set.000");
     std::fs::create_dir_all(&set).unwrap();
-    std::fs::write(folder.join("type.raw"), "0 1 1 ".repeat(4)).unwrap();
+    std::fs::write(folder.join("type.raw"), "0 1 1 ".repeat(4 * boxes)).unwrap();
     std::fs::write(folder.join("type_map.raw"), "O\nH\n").unwrap();
     let wobble = |frame: usize, k: usize| 0.1 * ((frame * 37 + k * 11 + frames) as f64 * 0.73).sin();
     let (mut coord, mut energy, mut force) = (Vec::new(), Vec::new(), Vec::new());
     for frame in 0..frames {
-        let mut e = -40.0;
-        for molecule in 0..4 {
-            let o = [3.0 * (molecule % 2) as f64, 3.0 * (molecule / 2) as f64, 0.0];
+        let mut e = -40.0 * boxes as f64;
+        for molecule in 0..4 * boxes {
+            let (place, floor) = (molecule % 4, (molecule / 4) as f64);
+            let o = [3.0 * (place % 2) as f64, 3.0 * (place / 2) as f64, 6.5 * floor];
             let at = |side: f64, k: usize| wobble(frame, 9 * molecule + k) + side;
             let h: [[f64; 3]; 2] =
                 [[at(1.0, 0), at(0.1, 1), at(0.0, 2)], [at(-0.3, 3), at(0.9, 4), at(0.0, 5)]];
@@ -218,9 +227,9 @@ fn write_system(folder: &Path, frames: usize) {
         }
         energy.push(e);
     }
-    let cell = [6.5, 0.0, 0.0, 0.0, 6.5, 0.0, 0.0, 0.0, 6.5].repeat(frames);
-    write_npy(&set.join("coord.npy"), &[frames, 36], &coord);
-    write_npy(&set.join("force.npy"), &[frames, 36], &force);
+    let cell = [6.5, 0.0, 0.0, 0.0, 6.5, 0.0, 0.0, 0.0, 6.5 * boxes as f64].repeat(frames);
+    write_npy(&set.join("coord.npy"), &[frames, 36 * boxes], &coord);
+    write_npy(&set.join("force.npy"), &[frames, 36 * boxes], &force);
     write_npy(&set.join("box.npy"), &[frames, 9], &cell);
     write_npy(&set.join("energy.npy"), &[frames], &energy);
 }

@@ -5,6 +5,7 @@ use phalanx::comm::local_group;
 use phalanx::data::field::Wants;
 use phalanx::data::options::DataOptions;
 use phalanx::data::{Dataset, Frame, System};
+use phalanx::engine::blocks::InBlocks;
 use phalanx::engine::cpu::pool::Pool;
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
@@ -293,7 +294,12 @@ impl Case {
             self.predict_and_differentiate(&mut self.cpu::<T>(mode)?, worst)?;
             self.replay(&mut self.cpu::<T>(mode)?, worst)?;
         }
-        Ok(())
+        // Frames in blocks, as ranks share them.
+        for n in [2, 3, 8] {
+            let mut engine = InBlocks::new(n, || CpuEngine::<T>::new(self.model.clone(), 1, series))?;
+            self.predict_and_differentiate(&mut engine, worst)?;
+        }
+        self.replay(&mut InBlocks::new(4, || CpuEngine::<T>::new(self.model.clone(), 1, series))?, worst)
     }
 
     /// The options of the input with the number of neighbours that the model file has.

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::element::{Element, all_reduce_methods, share};
+use super::element::{Element, all_reduce_methods, group_of, share};
 use super::pairwise::Link;
 use super::process::Watched;
 use super::pulse::{End, Patience, Vital, name_ranks};
@@ -63,6 +63,8 @@ pub struct Shm {
     failed: Option<Error>,
     /// What the ranks have met through, where it must be told the end of the job too.
     introducer: Option<Box<dyn Link>>,
+    /// The ranks that sum up among themselves, in memory of their own: see [`Communicator::form_groups`].
+    group: Option<Box<Shm>>,
     /// The processes of all ranks.
     pids: Vec<u32>,
     /// Set when this rank is about to leave.
@@ -102,6 +104,7 @@ impl Shm {
             heart,
             failed: None,
             introducer: None,
+            group: None,
             pids: pids.to_vec(),
             over: Arc::new(AtomicBool::new(false)),
             world: ((0..pids.len()).collect(), pids.len()),
@@ -135,6 +138,25 @@ impl Shm {
     pub fn among(mut self, numbers: Vec<usize>, size: usize) -> Shm {
         self.world = (numbers, size);
         self
+    }
+
+    /// Joins some of the ranks, of which this one is one, in memory of their own. All ranks call it, each with its own group.
+    pub fn form_group(&mut self, ranks: &[usize]) -> Result<()> {
+        let place = ranks.iter().position(|&rank| rank == self.rank).expect("a rank is one of its group");
+        let of_group = |everyones: Vec<Vec<u8>>| ranks.iter().map(|&rank| everyones[rank].clone()).collect();
+        let options = self.options.clone();
+        let joined = join(place, ranks.len(), &options, &mut |_, mine| self.all_gather(mine).map(of_group))?;
+        let verdict = joined.as_ref().err().cloned().unwrap_or_default();
+        let verdicts = texts(self.all_gather(verdict.as_bytes())?);
+        if let Some(rank) = verdicts.iter().position(|verdict| !verdict.is_empty()) {
+            return Err(err!("rank {rank} has no memory in common with its group: {}", verdicts[rank]));
+        }
+        let mut group = joined.map_err(Error::new)?;
+        // It is all ranks of this host that share its cores.
+        (group.looks, group.offers) = (self.looks, self.offers);
+        let numbers = ranks.iter().map(|&rank| self.world.0[rank]).collect();
+        self.group = Some(Box::new(group.among(numbers, self.world.1)));
+        Ok(())
     }
 
     /// Tells the others that this rank ends because of another one.
@@ -348,6 +370,9 @@ impl Shm {
     }
 
     fn end(&self, end: u32, why: &str) {
+        if let Some(group) = &self.group {
+            group.end(end, why); // who waits there does not look here
+        }
         let slot = self.region.slot(self.rank);
         if slot.end.load(Ordering::Acquire) != 0 {
             return;
@@ -417,6 +442,22 @@ impl Communicator for Shm {
         self.size
     }
     all_reduce_methods!(all_reduce);
+
+    fn form_groups(&mut self, each: usize) -> Result<()> {
+        let ranks: Vec<usize> = group_of(self.rank, self.size, each).collect();
+        self.form_group(&ranks)
+    }
+
+    fn all_reduce_group_f64(&mut self, x: &mut [f64]) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let Some(group) = &mut self.group else { return Ok(()) };
+        group.all_reduce(x).inspect_err(|verdict| {
+            self.follow(verdict.message());
+            self.failed = Some(verdict.clone());
+        })
+    }
 
     fn slice(&self, n: usize) -> Range<usize> {
         slice_of(n, self.size, self.rank)

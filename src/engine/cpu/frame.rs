@@ -11,6 +11,7 @@ use crate::data::Frame;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::{Geometry, list_of};
+use crate::neighbor::NeighborList;
 use crate::sample::Prepared;
 use std::cell::Cell;
 use std::ops::Range;
@@ -89,12 +90,16 @@ thread_local! {
 }
 
 impl<T: Real> CpuFrames<T> {
-    /// Prepares a frame. What lies between is written where this thread has written it before.
+    /// Prepares a frame.
     pub fn prepare(parts: &[Arc<Dp>], frame: &Frame) -> Result<Self> {
+        Self::of_list(parts, frame, &list_of(&parts[0], frame)?)
+    }
+
+    /// Prepares the centres of a list. What lies between is written where this thread has written it before.
+    pub fn of_list(parts: &[Arc<Dp>], frame: &Frame, list: &NeighborList) -> Result<Self> {
         let mut geometry = SPARE.take().unwrap_or_default();
-        let list = list_of(&parts[0], frame)?;
         let mut prepare = |part: &Arc<Dp>| -> Result<CpuFrame<T>> {
-            geometry.fill_from(part, frame, &list)?;
+            geometry.fill_from(part, frame, list)?;
             Ok(CpuFrame::new(part, &geometry))
         };
         let prepared = parts.iter().map(&mut prepare).collect::<Result<_>>()?;

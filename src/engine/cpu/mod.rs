@@ -33,9 +33,11 @@ mod part;
 #[cfg(test)]
 mod tests;
 
-use super::{Engine, Prediction, Preparer, Seeds, Take};
+use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds, Take};
 use crate::Result;
 use crate::model::dp::Dp;
+use crate::model::dp::geometry::lists_of;
+use crate::neighbor::Cut;
 use batch::Inputs;
 use chebyshev::Plan;
 use fitting::Fitting;
@@ -186,6 +188,15 @@ impl<T: Real> Engine for CpuEngine<T> {
     fn preparer(&self) -> Preparer<CpuFrames<T>> {
         let models = self.models.clone();
         Arc::new(move |frame| CpuFrames::prepare(&models, frame))
+    }
+
+    fn block_preparer(&self, cut: Cut) -> BlockPreparer<CpuFrames<T>> {
+        let models = self.models.clone();
+        Arc::new(move |frame| {
+            let lists = lists_of(&models[0], frame, cut)?;
+            let of = |list| Ok(Block::of(list, CpuFrames::of_list(&models, frame, list)?));
+            lists.iter().map(of).collect()
+        })
     }
 
     fn pool(&self) -> Pool {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::Piece;
+use crate::engine::blocks::InBlocks;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
     compare_results, distances, frame, hybrid, model, model_with, options, other_outputs, run, seeds,
@@ -31,6 +32,32 @@ fn compare_params<T: Real>(
     let want = run(&mut ReferenceEngine::new(model.clone()), params, &frames);
     let got = run(&mut CpuEngine::<T>::new(model, threads, mode).unwrap(), params, &frames);
     compare_results(&got, &want, tolerance, |_, _| {});
+}
+
+/// The sum over blocks is the whole, for every number of them, also where some have no atom.
+fn compare_blocks<T: Real>(descriptor: impl Into<Descriptors>, mode: EmbeddingMode, tolerance: f64) {
+    let model = model(descriptor);
+    let params = model.random_params(9);
+    let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
+    let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
+    for n in [1, 2, 3, 4, 8, 11] {
+        let mut engine = InBlocks::new(n, || CpuEngine::<T>::new(model.clone(), 1, mode)).unwrap();
+        let got = run(&mut engine, &params, &frames);
+        compare_results(&got, &want, tolerance, |_, _| {});
+    }
+    let mut reference = InBlocks::new(3, || Ok(ReferenceEngine::new(model.clone()))).unwrap();
+    compare_results(&run(&mut reference, &params, &frames), &want, 1e-12, |_, _| {});
+}
+
+#[test]
+fn blocks_of_frames_add_up_to_the_whole() {
+    compare_blocks::<f64>(options(), SERIES, 1e-9);
+    compare_blocks::<f64>(options(), EmbeddingMode::Direct, 1e-11);
+    compare_blocks::<f32>(options(), SERIES, 3e-4);
+    compare_blocks::<f64>(hybrid(), SERIES, 1e-9);
+    compare_blocks::<f64>(distances(), SERIES, 1e-9);
+    let excluding = DescriptorOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
+    compare_blocks::<f64>(excluding, SERIES, 1e-9);
 }
 
 const SERIES: EmbeddingMode = EmbeddingMode::Chebyshev { min_distance: 0.3 };

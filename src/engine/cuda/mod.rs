@@ -30,11 +30,12 @@ pub mod evaluate;
 mod tests;
 
 use self::core::{Core, Terms};
-use super::{Engine, Prediction, Preparer, Seeds};
+use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
 use crate::engine::cpu::chebyshev::Plan;
 use crate::gpu::{Device, DevicePtr};
 use crate::model::dp::Dp;
 use crate::model::dp::options::Form;
+use crate::neighbor::Cut;
 use crate::{Result, err};
 use frame::HostFrame;
 use std::sync::Arc;
@@ -157,6 +158,15 @@ impl Engine for CudaEngine {
     fn preparer(&self) -> Preparer<HostFrame> {
         let (model, numbers) = (self.core.model.clone(), self.core.device.numbers);
         Arc::new(move |frame| HostFrame::new(&model, frame, numbers))
+    }
+
+    /// Whole frames only.
+    fn block_preparer(&self, cut: Cut) -> BlockPreparer<HostFrame> {
+        assert!(cut == Cut::WHOLE, "a GPU has no blocks of frames yet, and training on one says so");
+        let prepare = self.preparer();
+        Arc::new(move |frame| {
+            Ok(vec![Block { prepared: prepare(frame)?, centers: frame.n_atoms(), pairs: 0 }])
+        })
     }
 
     /// A device that fails here leaves nothing to go on with.

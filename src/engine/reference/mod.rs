@@ -9,10 +9,11 @@ pub mod layer;
 mod outputs;
 mod pairs;
 
-use super::{Engine, Prediction, Preparer, Seeds};
+use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
 use crate::Result;
 use crate::model::dp::Dp;
-use crate::model::dp::geometry::Geometry;
+use crate::model::dp::geometry::{Geometry, lists_of};
+use crate::neighbor::{Cut, NeighborList};
 use crate::sample::Prepared;
 use atom::{AtomView, Entry};
 use std::sync::Arc;
@@ -107,6 +108,21 @@ impl Engine for ReferenceEngine {
         let parts = self.parts.clone();
         Arc::new(move |frame| {
             parts.iter().map(|part| Geometry::new(part, frame)).collect::<Result<_>>().map(Geometries)
+        })
+    }
+
+    fn block_preparer(&self, cut: Cut) -> BlockPreparer<Geometries> {
+        let parts = self.parts.clone();
+        Arc::new(move |frame| {
+            let of_list = |list: &NeighborList| {
+                let of_part = |part: &Arc<Dp>| {
+                    let mut geometry = Geometry::default();
+                    geometry.fill_from(part, frame, list).map(|()| geometry)
+                };
+                let geometries = parts.iter().map(of_part).collect::<Result<_>>()?;
+                Ok(Block::of(list, Geometries(geometries)))
+            };
+            lists_of(&parts[0], frame, cut)?.iter().map(of_list).collect()
         })
     }
 

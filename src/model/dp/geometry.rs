@@ -4,7 +4,7 @@ use super::model::Dp;
 use super::options::Form;
 use crate::Result;
 use crate::data::Frame;
-use crate::neighbor::{Domain, NeighborList};
+use crate::neighbor::{Blocks, Cut, Domain, NeighborList};
 use crate::sample::Prepared;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -16,7 +16,7 @@ const CENTERS: usize = 64;
 /// The geometry of a frame, in file order of its atoms.
 #[derive(Debug, Clone, Default)]
 pub struct Geometry {
-    /// `[n_atoms]`, -1 for virtual atoms.
+    /// `[n_atoms]`, -1 for virtual atoms and for those that are no centres.
     pub types: Arc<[i32]>,
     /// `[n_atoms * n_types + 1]` start of the pairs of (centre, neighbour type).
     pub start: Vec<u32>,
@@ -55,6 +55,10 @@ impl Geometry {
         }
         self.clear(list.n_pairs(), frame.n_atoms() * n_types);
         self.types = centers_of(model, &frame.types);
+        if !list.is_whole() {
+            let own = |(i, &t): (usize, &i32)| if list.is_center(i) { t } else { -1 };
+            self.types = self.types.iter().enumerate().map(own).collect();
+        }
         extra_inputs(&mut self.extra, model, frame.n_atoms(), &frame.fparam, &frame.aparam);
         let counts_left_out = counts_left_out(model);
         for i in 0..frame.n_atoms() {
@@ -227,6 +231,18 @@ impl Prepared for Geometry {
 /// The neighbours of a frame, for every descriptor of a model.
 pub fn list_of(model: &Dp, frame: &Frame) -> Result<NeighborList> {
     NeighborList::new(frame, model.listed.rcut, model.n_types(), Some(&model.listed.sel))
+}
+
+/// The same for each of somebody's blocks. There is always one: who has none gets one without atoms.
+pub fn lists_of(model: &Dp, frame: &Frame, cut: Cut) -> Result<Vec<NeighborList>> {
+    let (n, own) = (cut.n_blocks(frame.n_atoms()), cut.own(frame.n_atoms()));
+    if n == 1 && own.len() == 1 {
+        return Ok(vec![list_of(model, frame)?]);
+    }
+    let blocks = Blocks::new(frame, model.listed.rcut, n, model.atom_cost())?;
+    let (n_types, sel) = (model.n_types(), Some(&model.listed.sel[..]));
+    let own = if own.is_empty() { n..n + 1 } else { own };
+    Ok(own.map(|block| NeighborList::of_block(frame, &blocks, block, n_types, sel)).collect())
 }
 
 /// Whether slots of excluded neighbours must be counted: they contribute where there are no directions.

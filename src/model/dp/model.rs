@@ -174,6 +174,12 @@ impl Dp {
         self.fitting[0].layers[0].w..self.table.len()
     }
 
+    /// What an atom costs beside its neighbours, in neighbours: its fitting net, six products of which a weight takes part in, where a
+    /// neighbour takes some ten thousand operations in all passes.
+    pub fn atom_cost(&self) -> f64 {
+        1e-3 * self.fitting_params().len() as f64 / self.fitting.len() as f64
+    }
+
     /// Ranges of the flat vector that the optimiser trains.
     pub fn trainable(&self) -> Vec<std::ops::Range<usize>> {
         self.table.trained()

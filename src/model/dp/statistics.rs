@@ -4,7 +4,7 @@ use super::options::{Applied, FittingOptions, Form, ModelOptions};
 use super::radial::radial;
 use super::spec::DpStatistics;
 use crate::data::Frame;
-use crate::neighbor::NeighborList;
+use crate::neighbor::{Blocks, Cut, NeighborList};
 use crate::{Result, bail};
 
 /// Smallest deviation of a row. `data_stat_protect` is for frame and atomic parameters only, as in DeePMD-kit's PyTorch.
@@ -101,18 +101,52 @@ impl Sums {
         Ok(sums)
     }
 
+    /// The sums of somebody's blocks of a frame, block by block: those of all blocks make the sums of the frame.
+    pub fn of_blocks(options: &ModelOptions, frame: &Frame, cut: Cut) -> Result<Vec<Self>> {
+        let (n, own) = (cut.n_blocks(frame.n_atoms()), cut.own(frame.n_atoms()));
+        if n == 1 {
+            return own.map(|_| Sums::of(options, frame)).collect();
+        }
+        let first = |block| match block {
+            0 => Sums::of_outputs(options, frame),
+            _ => Sums::empty(options),
+        };
+        let mut sums: Vec<Sums> = own.clone().map(first).collect();
+        for (part, se) in options.descriptors.list.iter().enumerate() {
+            let blocks = Blocks::new(frame, se.rcut, n, 0.0)?;
+            for (sums, block) in sums.iter_mut().zip(own.clone()) {
+                let (n_types, sel) = (options.type_map.len(), Some(se.fixed_sel()));
+                let list = NeighborList::of_block(frame, &blocks, block, n_types, sel);
+                sums.add_listed(part, options, frame, &list)?;
+            }
+        }
+        Ok(sums)
+    }
+
     /// Adds the rows of one descriptor.
     fn add_rows(&mut self, part: usize, options: &ModelOptions, frame: &Frame) -> Result<()> {
         let (se, n_types) = (&options.descriptors.list[part], options.type_map.len());
+        let list = NeighborList::new(frame, se.rcut, n_types, Some(se.fixed_sel()))?;
+        self.add_listed(part, options, frame, &list)
+    }
+
+    /// Adds the rows of one descriptor around the centres of a list.
+    fn add_listed(
+        &mut self,
+        part: usize,
+        options: &ModelOptions,
+        frame: &Frame,
+        list: &NeighborList,
+    ) -> Result<()> {
+        let (se, n_types) = (&options.descriptors.list[part], options.type_map.len());
         let sel = se.fixed_sel();
-        let list = NeighborList::new(frame, se.rcut, n_types, Some(sel))?;
         if se.env_protection == 0.0 {
             list.refuse_overlap()?;
         }
         let n_slots = sel.iter().sum::<usize>() as f64;
         let own = part * n_types..(part + 1) * n_types;
         let (radial_sums, angular_sums) = (&mut self.radial[own.clone()], &mut self.angular[own]);
-        for i in 0..frame.n_atoms() {
+        for i in (0..frame.n_atoms()).filter(|&i| list.is_center(i)) {
             let Ok(center) = usize::try_from(frame.types[i]) else { continue };
             radial_sums[center].count += n_slots;
             angular_sums[center].count += 3.0 * n_slots;

@@ -172,6 +172,8 @@ fn unknown_keys_are_named_with_their_path_and_the_nearest_name() {
     );
     let e = error(&format!("{FORK}\nparalel: true\n"));
     assert!(e.contains("paralel: unknown key"), "{e}");
+    let e = error(&format!("{FORK}\nranks_per_frame: 2\n"));
+    assert!(e.contains("ranks_per_frame: found 2, wanted"), "{e}");
 }
 
 #[test]

@@ -17,6 +17,9 @@ const PRECISION: Key = Key::new("precision", Kind::choice(&["float32", "float64"
 const SEED: Key = Key::new("seed", Kind::Int(0, u64::MAX as i128))
     .default("1")
     .doc("Phalanx only. Seed of the initial parameters and of the order of the data.");
+const RANKS_PER_FRAME: Key = Key::new("ranks_per_frame", Kind::Int(1, 1)).optional().doc(
+    "Phalanx only. Always 1: the atoms of a PiNet pass messages to each other, so that ranks do not share a structure.",
+);
 
 /// The top of a file: of the newer style, and of the fork's.
 pub static TOP: [Table; 2] = [
@@ -30,6 +33,7 @@ pub static TOP: [Table; 2] = [
         PARALLEL,
         PRECISION,
         SEED,
+        RANKS_PER_FRAME,
     ]),
     Table::of(&[
         MODEL_DIR,
@@ -40,6 +44,7 @@ pub static TOP: [Table; 2] = [
         PARALLEL,
         PRECISION,
         SEED,
+        RANKS_PER_FRAME,
     ]),
 ];
 

@@ -37,14 +37,20 @@ impl Family for Pinet {
     type Prepared = Nothing;
     type Value = PinnLossValue;
 
-    fn evaluate(&mut self, params: &[f64], batch: &Frames<Self>, now: &Now) -> PinnLossValue {
+    fn evaluate(
+        &mut self,
+        params: &[f64],
+        batch: &Frames<Self>,
+        now: &Now,
+        _team: &mut Team,
+    ) -> Result<PinnLossValue> {
         let (frames, labels) = apart(batch);
         self.engine.evaluate(&mut self.out, params, &frames); // outputs, forces, stress
         let (step, rank) = (now.step, now.rank as u64);
-        self.loss.differentiate(&mut self.seeds, &self.out, &frames, &labels, params, step, rank)
+        Ok(self.loss.differentiate(&mut self.seeds, &self.out, &frames, &labels, params, step, rank))
     }
 
-    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &Frames<Self>, now: &Now) {
+    fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &Frames<Self>, _k: usize, now: &Now) {
         self.engine.backward(grad, params, &apart(batch).0, &self.seeds);
         self.loss.regularise_add(grad, params, now.step);
     }
@@ -64,14 +70,14 @@ pub struct Evaluation {
 
 impl Evaluation {
     /// The errors of this rank's share.
-    fn own_errors(&self, network: &mut Pinet, params: &[f64], team: &Team) -> Result<PinnMetrics> {
+    fn own_errors(&self, network: &mut Pinet, params: &[f64], team: &mut Team) -> Result<PinnMetrics> {
         let now = Now { step: 0, rank: 0, rate: 0.0 };
         let mut metrics = PinnMetrics::default();
         for k in (team.rank()..self.count).step_by(team.size()) {
             let structures: Vec<Structure> = self.batches.batch(k)?;
             let (id, frame) = (FrameId { system: 0, frame: k }, Structures(structures));
             let batch = [Arc::new(Loaded { id, frame, prepared: Nothing })];
-            metrics.add(&network.evaluate(params, &batch, &now));
+            metrics.add(&network.evaluate(params, &batch, &now, team)?);
         }
         Ok(metrics)
     }

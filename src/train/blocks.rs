@@ -1,0 +1,188 @@
+//! Frames that several ranks work on together. Each has the centres of its blocks; one sum over the group gives every rank of it
+//! energies, forces and virials, all come to the same loss and seeds, and the second pass is over own centres again.
+
+use super::team::Team;
+use crate::data::Frame;
+use crate::engine::{Block, Engine, Prediction};
+use crate::neighbor::Cut;
+use crate::sample::{Loaded, Prepared};
+use crate::{Result, err};
+use std::sync::Arc;
+
+/// What an engine made of somebody's blocks of a frame, at least one.
+pub struct OwnBlocks<P>(pub Vec<Block<P>>);
+
+impl<P: Prepared> Prepared for OwnBlocks<P> {
+    fn bytes(&self) -> usize {
+        self.0.iter().map(|block| block.prepared.bytes()).sum()
+    }
+}
+
+/// The frames of a batch, which are of one system and have as many atoms.
+type Batch<P> = [Arc<Loaded<OwnBlocks<P>, Frame>>];
+
+/// Numbers of a frame beside those of its atoms: energy, centres, virial.
+const OF_FRAME: usize = 11;
+
+/// Predicts batches that the ranks of a group share.
+pub struct Shared {
+    cut: Cut,
+    /// Energies of atoms are wanted too.
+    atom_energy: bool,
+    /// What each block brings, or all of them together where each rank has one.
+    slots: Vec<f64>,
+    part: Prediction,
+    /// The own block that the engine has seen last.
+    seen: usize,
+    is_told: bool,
+}
+
+impl Shared {
+    pub fn new(cut: Cut, atom_energy: bool) -> Self {
+        Shared { cut, atom_energy, slots: Vec::new(), part: Prediction::default(), seen: 0, is_told: false }
+    }
+
+    pub fn cut(&self) -> Cut {
+        self.cut
+    }
+
+    /// How many blocks of a batch are this rank's.
+    pub fn n_own<P>(&self, batch: &Batch<P>) -> usize {
+        self.cut.own(n_atoms(batch)).len()
+    }
+
+    /// First pass over the own blocks, and the sum over all: overwrites `out`, with the same bits on all ranks of the group.
+    pub fn evaluate<E: Engine>(
+        &mut self,
+        out: &mut Prediction,
+        engine: &mut E,
+        params: &[f64],
+        batch: &Batch<E::Prepared>,
+        team: &mut Team,
+    ) -> Result<()> {
+        let (n_blocks, own) = (self.cut.n_blocks(n_atoms(batch)), self.cut.own(n_atoms(batch)));
+        if n_blocks == 1 && self.cut.parts == 1 {
+            engine.evaluate(out, params, &block(batch, 0));
+            self.seen = 0;
+            return Ok(());
+        }
+        self.tell_shares(batch, team)?;
+        let size = self.slot_size(batch);
+        let n_slots = if self.cut.steady { n_blocks } else { 1 };
+        self.slots.clear();
+        self.slots.resize(n_slots * size, 0.0);
+        // Who has no block looks at one without atoms: engines adapt to the parameters, and must do so on all ranks.
+        for k in 0..batch[0].prepared.0.len() {
+            engine.evaluate(&mut self.part, params, &block(batch, k));
+            self.seen = k;
+            if k < own.len() {
+                let slot = if self.cut.steady { own.start + k } else { 0 };
+                self.put(slot * size, batch, k);
+            }
+        }
+        team.sum_in_group(&mut self.slots)?;
+        team.tell_once_in_group(self.take(out, size, batch))
+    }
+
+    /// Makes the `k`-th own block the one that the engine has seen last, for the second pass.
+    pub fn recall<E: Engine>(
+        &mut self,
+        engine: &mut E,
+        params: &[f64],
+        batch: &Batch<E::Prepared>,
+        k: usize,
+    ) {
+        if self.seen != k {
+            engine.evaluate(&mut self.part, params, &block(batch, k));
+            self.seen = k;
+        }
+    }
+
+    fn slot_size<P>(&self, batch: &Batch<P>) -> usize {
+        let of_atom = if self.atom_energy { 4 } else { 3 };
+        batch.iter().map(|f| OF_FRAME + of_atom * f.frame.n_atoms()).sum()
+    }
+
+    /// Writes down what the `k`-th own block brings.
+    fn put<P>(&mut self, start: usize, batch: &Batch<P>, k: usize) {
+        let mut at = start;
+        let mut push = |numbers: &[f64]| {
+            self.slots[at..at + numbers.len()].copy_from_slice(numbers);
+            at += numbers.len();
+        };
+        for (f, frame) in batch.iter().enumerate() {
+            push(&[self.part.energy[f], frame.prepared.0[k].centers as f64]);
+            push(&self.part.virial[f]);
+        }
+        push(&self.part.force);
+        if self.atom_energy {
+            push(&self.part.atom_energy);
+        }
+    }
+
+    /// Adds up what all blocks bring, in their order.
+    fn take<P>(&mut self, out: &mut Prediction, size: usize, batch: &Batch<P>) -> Result<()> {
+        let (total, others) = self.slots.split_at_mut(size);
+        for slot in others.chunks_exact(size) {
+            total.iter_mut().zip(slot).for_each(|(sum, x)| *sum += x);
+        }
+        let (of_frames, of_atoms) = total.split_at(OF_FRAME * batch.len());
+        out.energy.clear();
+        out.virial.clear();
+        for (numbers, loaded) in of_frames.chunks_exact(OF_FRAME).zip(batch) {
+            out.energy.push(numbers[0]);
+            out.virial.push(std::array::from_fn(|k| numbers[2 + k]));
+            let real = loaded.frame.types.iter().filter(|&&t| t >= 0).count();
+            if numbers[1] != real as f64 {
+                return Err(err!(
+                    "the blocks of a frame of {real} atoms have {} together: the ranks of a group have not cut it alike",
+                    numbers[1]
+                )
+                .help("let ranks that share frames run on processors of one kind"));
+            }
+        }
+        let n_atoms: usize = batch.iter().map(|f| f.frame.n_atoms()).sum();
+        let (force, atom_energy) = of_atoms.split_at(3 * n_atoms);
+        out.force.clear();
+        out.force.extend_from_slice(force);
+        out.atom_energy.clear();
+        out.atom_energy.extend_from_slice(atom_energy);
+        out.atom_energy.resize(n_atoms, 0.0);
+        Ok(())
+    }
+
+    /// Says once how evenly the first batch is shared.
+    fn tell_shares<P>(&mut self, batch: &Batch<P>, team: &mut Team) -> Result<()> {
+        if std::mem::replace(&mut self.is_told, true) || self.cut.parts == 1 {
+            return Ok(());
+        }
+        let mut sizes = vec![0.0; 2 * self.cut.parts];
+        for block in batch.iter().flat_map(|f| &f.prepared.0) {
+            sizes[2 * self.cut.part] += block.centers as f64;
+            sizes[2 * self.cut.part + 1] += block.pairs as f64;
+        }
+        team.sum_in_group(&mut sizes)?;
+        let told = |k: usize| {
+            let sizes: Vec<f64> = sizes.iter().copied().skip(k).step_by(2).collect();
+            let (most, sum) = (sizes.iter().copied().fold(0.0, f64::max), sizes.iter().sum::<f64>());
+            format!("{most} of {sum} ({:.2} of the mean)", most / (sum / sizes.len() as f64).max(1.0))
+        };
+        log::info!(
+            "the first batch in {} blocks: the largest has {} atoms and {} neighbours",
+            self.cut.parts,
+            told(0),
+            told(1)
+        );
+        Ok(())
+    }
+}
+
+/// Atoms of each frame of a batch.
+fn n_atoms<P>(batch: &Batch<P>) -> usize {
+    batch.first().map_or(0, |first| first.frame.n_atoms())
+}
+
+/// The `k`-th own block of each frame of a batch.
+pub fn block<P>(batch: &Batch<P>, k: usize) -> Vec<&P> {
+    batch.iter().map(|f| &f.prepared.0[k].prepared).collect()
+}
