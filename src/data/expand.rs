@@ -1,6 +1,6 @@
 //! The list of systems behind what the input says.
 
-use super::format::{FORMATS, systems_in_file};
+use super::format::{FORMATS, is_lmdb, systems_in_file, systems_in_folder};
 use super::options::DataOptions;
 use crate::config::check::did_you_mean_path;
 use crate::error::{IoContext, Result};
@@ -29,6 +29,12 @@ pub fn expand_systems(options: &DataOptions) -> Result<Vec<String>> {
 
 fn found_below(entry: &str) -> Result<Vec<String>> {
     let folder = Path::new(entry);
+    if is_lmdb(entry) {
+        return systems_in_folder(entry);
+    }
+    if entry.rsplit_once('#').is_some_and(|(folder, _)| is_lmdb(folder)) {
+        return Ok(vec![entry.to_owned()]);
+    }
     if !folder.is_dir() {
         return in_file(entry);
     }

@@ -324,7 +324,7 @@ struct TypeRemap {
 impl TypeRemap {
     fn new(source: &dyn Source, type_map: &[String], mixed: bool) -> Result<TypeRemap> {
         let own = source.type_map()?;
-        if mixed && own.is_none() {
+        if mixed && own.is_none() && !source.types_may_be_the_models() {
             return Err(err!("{}: not found", source.type_map_place())
                 .help("a mixed-type system names its types in type_map.raw"));
         }

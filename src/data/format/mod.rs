@@ -1,6 +1,7 @@
 //! How a system is stored. A new format is one file here and one line in [`FORMATS`].
 
 mod hdf5;
+mod lmdb;
 mod npy;
 mod raw;
 mod text;
@@ -11,7 +12,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 /// Every format, asked in this order.
-pub const FORMATS: [&dyn Format; 3] = [&npy::Npy, &raw::Raw, &hdf5::Hdf5];
+pub const FORMATS: [&dyn Format; 4] = [&npy::Npy, &raw::Raw, &lmdb::Lmdb, &hdf5::Hdf5];
 
 /// A way to store systems.
 pub trait Format: Sync {
@@ -35,6 +36,10 @@ pub trait Source {
     fn type_map_place(&self) -> String;
     /// Names of the types, where the system has them.
     fn type_map(&self) -> Result<Option<Vec<String>>>;
+    /// Whether types of frames without names of their own are those of the model.
+    fn types_may_be_the_models(&self) -> bool {
+        false
+    }
     /// Whether the system says that it has open boundaries.
     fn nopbc(&self) -> bool;
     /// The sets in order, by name. A format without sets has one.
@@ -103,3 +108,4 @@ pub(crate) fn row_width(shape: &[usize], n_frames: usize) -> Result<usize> {
 }
 
 pub use hdf5::systems_in_file;
+pub use lmdb::{is_lmdb, systems_in_folder};
