@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::place::{LONG, Place as JobPlace, my_turn, said, succeed};
+use common::place::{LONG, Place as JobPlace, errors, my_turn, said, succeed};
 use common::{ATOMS, Ended, Place, can_run_kernels, npy_of, run_with, skip, small_input, stand_ins};
 use phalanx::checkpoint;
 use serde_json::{Value, json};
@@ -290,6 +290,19 @@ fn two_gpus_joined_by_nccl_train_as_one_with_twice_the_draws() {
     succeed(&mut place.alone("train input.json --device cuda", &environment));
     assert_eq!(place.read("lcurve.out"), curve);
     assert_eq!(parameters(&place), joined, "two numbers have the same sum in any order");
+}
+
+#[test]
+fn ranks_that_share_a_frame_are_refused_on_gpus_by_one_message() {
+    let _turn = my_turn();
+    let place = JobPlace::new(&[("/training/ranks_per_frame", json!("all"))]);
+    let Some(mut jobs) = two_gpus(&place, &[]) else { return };
+    for job in &mut jobs {
+        assert!(!job.end(LONG), "{}", said(job));
+    }
+    let message = "training.ranks_per_frame: 2 ranks for a frame, which GPUs cannot do yet";
+    assert!(said(&jobs[0]).contains(message), "{}", said(&jobs[0]));
+    assert_eq!(errors(&jobs), 1, "{}", said(&jobs[1]));
 }
 
 /// The device of a rank that is left waits for ever; the host must not.
