@@ -4,7 +4,8 @@ use super::*;
 use crate::engine::Piece;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
-    compare_results, distances, frame, hybrid, model, model_with, options, run, seeds, steep_params,
+    angles, attention, compare_results, distances, frame, hybrid, model, model_with, options, run, seeds,
+    steep_params,
 };
 use crate::model::activation::Activation;
 use crate::model::dp::options::{DescriptorOptions, Descriptors, Embedding, FittingOptions};
@@ -105,6 +106,25 @@ fn distances_alone_agree_with_the_reference() {
         let model = model(descriptor);
         let params = steep_params(&model);
         compare_params::<f64>(model, &params, SERIES, 2, 1e-9);
+    }
+}
+
+#[test]
+fn neighbours_two_by_two_agree_with_the_reference() {
+    for descriptor in [angles(), DescriptorOptions { exclude_types: vec![(0, 1)], ..angles() }] {
+        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-11);
+        compare::<f32>(descriptor, SERIES, 2, 3e-4);
+    }
+    compare::<f64>(Descriptors { list: vec![angles(), options()], is_hybrid: true }, SERIES, 2, 1e-9);
+}
+
+#[test]
+fn attention_agrees_with_the_reference() {
+    for descriptor in attention() {
+        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-10);
+        compare::<f32>(descriptor.clone(), SERIES, 2, 2e-3);
+        let atom_ener = |fitting: &mut FittingOptions| fitting.atom_ener = vec![Some(-3.0), None];
+        compare_models::<f64>(model_with(descriptor, atom_ener), SERIES, 2, 1e-10);
     }
 }
 

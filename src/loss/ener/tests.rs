@@ -34,7 +34,7 @@ fn batch() -> (Vec<Frame>, Prediction) {
                 atom_ener_coeff: Some(numbers.list(n)),
             };
             let (coord, fparam, aparam) = (vec![0.0; 3 * n], Vec::new(), Vec::new());
-            Frame { types: types.into(), coord, cell: None, fparam, aparam, labels }
+            Frame { types: types.into(), coord, cell: None, fparam, aparam, sorted: false, labels }
         })
         .collect();
     let out = Prediction {

@@ -1,5 +1,6 @@
 //! The options of a Deep Potential model: the table of keys, and the options as meant.
 
+use super::descriptor::nets::NetPlan;
 use super::descriptor::{DESCRIPTOR, check_type, resolve_type_pairs};
 pub use super::descriptor::{DescriptorKind, DescriptorOptions, Descriptors, Embedding, Form, SeE2A, Sel};
 use super::fitting::FITTING;
@@ -228,13 +229,14 @@ impl ModelOptions {
         let (fit, n_types) = (&self.fitting, self.type_map.len());
         let inputs = self.descriptors.width() + fit.n_extra();
         let output = fit.neuron.last().map_or(0, |&last| last as u128 + 1);
+        let n_fitting = if self.descriptors.is_mixed() { 1 } else { n_types as u128 };
+        let of_descriptor = |se: &DescriptorOptions| match se.attention() {
+            Some(own) => own.nets(se, "", n_types).iter().map(NetPlan::n_params).sum(),
+            None => se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt),
+        };
         [
-            self.descriptors
-                .list
-                .iter()
-                .map(|se| se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt))
-                .sum(),
-            n_types as u128 * (net(inputs, &fit.neuron, fit.resnet_dt) + output),
+            self.descriptors.list.iter().map(of_descriptor).sum(),
+            n_fitting * (net(inputs, &fit.neuron, fit.resnet_dt) + output),
         ]
     }
 }
