@@ -162,6 +162,7 @@ impl Potential {
             cell,
             fparam: fparam.to_vec(),
             aparam: aparam.to_vec(),
+            sorted: false,
             labels: Labels::default(),
         };
         self.predictor.evaluate(&frame, true)

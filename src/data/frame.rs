@@ -15,6 +15,9 @@ pub struct Frame {
     pub fparam: Vec<f64>,
     /// `[n_atoms, numb_aparam]`, empty where the model has none.
     pub aparam: Vec<f64>,
+    /// Whether DeePMD-kit, which trains on atoms sorted by type, would have another atom first. It makes a difference where empty slots
+    /// have the type of the first atom: `se_atten` with a mean that is not zero.
+    pub sorted: bool,
     pub labels: Labels,
 }
 

@@ -127,6 +127,7 @@ impl System {
             cell: None,
             fparam: Vec::new(),
             aparam: Vec::new(),
+            sorted: self.remap.is_none(),
             labels: Labels::default(),
         };
         for stored in &set.arrays {

@@ -12,7 +12,7 @@
 use super::atomic;
 use crate::data::npy::{NpyHeader, write_header};
 use crate::error::{Error, IoContext, Result};
-use crate::model::dp::options::{DescriptorOptions, Form, ModelOptions};
+use crate::model::dp::options::{DescriptorOptions, ModelOptions};
 use crate::model::dp::statistics::{Moments, Summary};
 use crate::{bail, err};
 use hdf5_pure::{DatasetBuilder, Datatype, File as Hdf5, FileBuilder, Group, GroupBuilder};
@@ -185,10 +185,7 @@ impl Names {
     fn of(model: &ModelOptions) -> Names {
         let n_types = model.type_map.len();
         let part = |se: &DescriptorOptions| {
-            let kinds: &[char] = match se.form() {
-                Form::Directions { .. } => &['r', 'a'],
-                Form::Distances { .. } => &['r'],
-            };
+            let kinds: &[char] = if se.form().row() > 1 { &['r', 'a'] } else { &['r'] };
             PartNames { hash: hash(se, n_types), kinds }
         };
         let parts = model.descriptors.list.iter().map(part).collect();
@@ -225,12 +222,13 @@ fn hash(se: &DescriptorOptions, n_types: usize) -> String {
     let sel: Vec<String> = se.fixed_sel().iter().map(usize::to_string).collect();
     let text = format!(
         "{{\"type\": \"{}\", \"ntypes\": {n_types}, \"rcut\": {}, \"rcut_smth\": {}, \"nsel\": {}, \
-         \"sel\": [{}], \"mixed_types\": false}}",
+         \"sel\": [{}], \"mixed_types\": {}}}",
         se.kind.entry().statistics,
         two(se.rcut),
         two(se.rcut_smth),
         se.fixed_sel().iter().sum::<usize>(),
-        sel.join(", ")
+        sel.join(", "),
+        se.is_mixed()
     );
     // It names groups as DeePMD-kit names them; nothing is safe by it.
     Sha1::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -497,7 +497,8 @@ fn evaluate<T: Real>(
 
 /// Reads a frame; a coordinate that is not a number would spread over the whole frame without a word.
 fn read(system: &System, index: usize) -> Result<Frame> {
-    let frame = system.read_frame(index)?;
+    // Atoms stay in the order of the file, as where DeePMD-kit tests a model.
+    let frame = Frame { sorted: false, ..system.read_frame(index)? };
     if let Some(k) = frame.coord.iter().position(|x| !x.is_finite()) {
         bail!(
             "{}: frame {index}: atom {}: the coordinate {} is not a number",

@@ -26,7 +26,7 @@ fn frames() -> Vec<Frame> {
             ..Labels::default()
         };
         let (coord, fparam, aparam) = (vec![0.0; 3 * n], Vec::new(), Vec::new());
-        Frame { types: types.into(), coord, cell: None, fparam, aparam, labels }
+        Frame { types: types.into(), sorted: false, coord, cell: None, fparam, aparam, labels }
     };
     [vec![0, 1, 0, 0], vec![0, -1, 0]].into_iter().enumerate().map(frame).collect()
 }

@@ -56,6 +56,7 @@ pub struct HiddenSpec<'a> {
     pub neuron: &'a [usize],
     pub activation: Activation,
     pub resnet_dt: bool,
+    pub bias: bool,
     /// One flag for each layer.
     pub trainable: &'a [bool],
 }
@@ -73,22 +74,29 @@ impl NetShape {
             };
             let name = |part: &str| format!("{prefix}.layers.{k}.{part}");
             let w = table.add(name("matrix"), &[n_in, n_out], trainable);
-            let b = table.add(name("bias"), &[n_out], trainable);
+            let b = spec.bias.then(|| table.add(name("bias"), &[n_out], trainable));
             // A time step scales only what is added to a shortcut.
             let has_idt = spec.resnet_dt && shortcut != Shortcut::None;
             let idt = has_idt.then(|| table.add(name("idt"), &[n_out], trainable));
-            layers.push(LayerShape {
-                n_in,
-                n_out,
-                activation: spec.activation,
-                shortcut,
-                w,
-                b: Some(b),
-                idt,
-            });
+            layers.push(LayerShape { n_in, n_out, activation: spec.activation, shortcut, w, b, idt });
             n_in = n_out;
         }
         NetShape { layers }
+    }
+
+    /// A single layer without activation, whose matrix has this shape in the table and as many numbers as `n_out` columns need.
+    pub fn single(
+        table: &mut ParamTable,
+        name: &str,
+        shape: &[usize],
+        n_out: usize,
+        trainable: bool,
+    ) -> Self {
+        let w = table.add(format!("{name}.matrix"), shape, trainable);
+        let b = table.add(format!("{name}.bias"), &[n_out], trainable);
+        let n_in = shape.iter().product::<usize>() / n_out;
+        let (activation, shortcut) = (Activation::None, Shortcut::None);
+        NetShape { layers: vec![LayerShape { n_in, n_out, activation, shortcut, w, b: Some(b), idt: None }] }
     }
 
     /// Appends a linear output layer.

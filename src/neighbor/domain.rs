@@ -1,6 +1,6 @@
 //! Neighbours that somebody else has listed: the atoms of an MD program's domain, own ones first, then ghosts.
 
-use super::list::OVERLAP;
+use super::list::{OVERLAP, slots_of};
 use crate::{Error, Result, bail, err};
 use rayon::prelude::*;
 
@@ -56,7 +56,7 @@ impl Domain<'_> {
     }
 
     /// Overwrites `found` with the neighbours of local atom `i` that count, by type and nearest first: of the nearest `sum(sel)`
-    /// of any type at most `sel[t]` of type t, as in [`super::NeighborList`].
+    /// of any type at most `sel[t]` of type t, one number being for all types together, as in [`super::NeighborList`].
     pub(crate) fn nearest(&self, found: &mut Vec<Near>, i: usize, rcut: f64, sel: &[usize]) -> Result<()> {
         found.clear();
         let at = |j: usize| [self.coord[3 * j], self.coord[3 * j + 1], self.coord[3 * j + 2]];
@@ -83,7 +83,7 @@ impl Domain<'_> {
         found.retain(|near| {
             n = if near.neighbor == last { n + 1 } else { 1 };
             last = near.neighbor;
-            n <= sel[last as usize]
+            n <= slots_of(sel, last as usize)
         });
         Ok(())
     }
@@ -192,6 +192,7 @@ mod tests {
     fn of_the_nearest_of_all_types_only_the_slots_of_a_type_are_filled() {
         assert_eq!(near(&TYPES, &[1, 2, 3], &[5, 1]).unwrap(), [3, 1]);
         assert_eq!(near(&TYPES, &[1, 2, 3], &[0, 2]).unwrap(), [1], "atom 3 pushes out atom 2");
+        assert_eq!(near(&TYPES, &[1, 2, 3], &[2]).unwrap(), [3, 1], "two of any type");
     }
 
     #[test]

@@ -111,6 +111,7 @@ mod tests {
             cell: Some([5.2, 0.1, 0.0, 0.7, 5.5, -0.3, 0.2, 0.4, 6.1]),
             fparam: vec![],
             aparam: vec![],
+            sorted: false,
             labels: Labels::default(),
         }
     }

@@ -62,11 +62,17 @@ struct Rules<'a> {
     rcut: f64,
 }
 
+/// The slots of type `t`: one number is for all types together.
+pub fn slots_of(sel: &[usize], t: usize) -> usize {
+    if sel.len() == 1 { sel[0] } else { sel[t] }
+}
+
 impl NeighborList {
     /// Lists the neighbours within `rcut`: all of them, or with `sel` the nearest.
     ///
     /// As in DeePMD-kit's PyTorch backend the nearest `sum(sel)` neighbours of any type are taken first, then of
-    /// these at most `sel[t]` of type t: a crowd of one type can push out far neighbours of another.
+    /// these at most `sel[t]` of type t: a crowd of one type can push out far neighbours of another. One number is for all
+    /// types together.
     ///
     /// Virtual atoms have no neighbours and are nobody's. A large frame takes all threads of the rayon pool that this is
     /// called from, and one thread elsewhere.
@@ -97,7 +103,7 @@ impl NeighborList {
     ) -> Self {
         let rules = Rules {
             types: &frame.types,
-            most: (0..n_types).map(|t| sel.map_or(u32::MAX, |sel| sel[t] as u32)).collect(),
+            most: (0..n_types).map(|t| sel.map_or(u32::MAX, |sel| slots_of(sel, t) as u32)).collect(),
             most_together: sel.map_or(usize::MAX, |sel| sel.iter().sum()),
             rcut,
         };
@@ -288,7 +294,7 @@ mod tests {
 
     fn frame(coord: Vec<f64>, types: &[i32], cell: Option<[f64; 9]>) -> Frame {
         let types: Arc<[i32]> = types.into();
-        Frame { types, coord, cell, fparam: vec![], aparam: vec![], labels: Labels::default() }
+        Frame { types, coord, cell, fparam: vec![], aparam: vec![], sorted: false, labels: Labels::default() }
     }
 
     /// Every image by brute force.

@@ -11,6 +11,6 @@ pub mod images;
 
 pub use domain::Domain;
 pub use images::Images;
-pub use list::{NeighborList, Neighbors};
+pub use list::{NeighborList, Neighbors, slots_of};
 pub use pairs::{Pair, pairs};
 pub use part::{Blocks, Cut};

@@ -30,6 +30,7 @@ pub fn pairs(coord: &[f64], cell: Option<[f64; 9]>, rc: f64) -> Result<Vec<Pair>
         cell,
         fparam: vec![],
         aparam: vec![],
+        sorted: false,
         labels: Labels::default(),
     };
     let cells = Cells::new(&frame, rc)?;

@@ -121,7 +121,7 @@ mod tests {
     fn frame(n: usize, cell: Option<[f64; 9]>, size: f64, types: impl Fn(usize) -> i32) -> Frame {
         let coord = (0..3 * n).map(|k| ((k as f64 * 12.9898).sin() * 43758.5453).fract() * size).collect();
         let types = (0..n).map(types).collect::<Vec<_>>().into();
-        Frame { types, coord, cell, fparam: vec![], aparam: vec![], labels: Labels::default() }
+        Frame { types, sorted: false, coord, cell, fparam: vec![], aparam: vec![], labels: Labels::default() }
     }
 
     /// A dense cube and a sparse one, in a triclinic cell and open; a cell smaller than the cutoff; one atom; none that is real.

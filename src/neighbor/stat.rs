@@ -14,12 +14,14 @@ pub struct NeighborStat {
     pub min_distance: f64,
     /// `[n_types]` the most neighbours of each type that one atom has.
     pub max_neighbors: Vec<usize>,
+    /// The most neighbours of all types together.
+    pub max_together: usize,
 }
 
 impl NeighborStat {
     /// The statistics of no frame at all.
     pub fn empty(n_types: usize) -> Self {
-        NeighborStat { min_distance: f64::INFINITY, max_neighbors: vec![0; n_types] }
+        NeighborStat { min_distance: f64::INFINITY, max_neighbors: vec![0; n_types], max_together: 0 }
     }
 
     /// The statistics of one frame.
@@ -72,6 +74,7 @@ impl NeighborStat {
         for (most, &n) in self.max_neighbors.iter_mut().zip(counts.iter()) {
             *most = n.max(*most);
         }
+        self.max_together = self.max_together.max(counts.iter().sum());
     }
 
     /// The statistics of both.
@@ -80,6 +83,7 @@ impl NeighborStat {
         for (a, b) in self.max_neighbors.iter_mut().zip(&other.max_neighbors) {
             *a = (*a).max(*b);
         }
+        self.max_together = self.max_together.max(other.max_together);
         self
     }
 }

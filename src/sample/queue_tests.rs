@@ -44,6 +44,7 @@ fn read(id: FrameId) -> Result<Frame> {
         cell: None,
         fparam: Vec::new(),
         aparam: Vec::new(),
+        sorted: false,
         labels: Labels::default(),
     })
 }

@@ -401,6 +401,17 @@ fn sel_of(
     saved: Option<&DescriptorOptions>,
 ) -> Result<Option<Vec<usize>>> {
     Ok(Some(match (&se.sel, stat, saved) {
+        (Sel::Fixed(sel), Some(stat), _) if se.is_mixed() => {
+            if sel[0] < stat.max_together {
+                log::warn!(
+                    "sel is {}, but some atom has {} neighbors: only the nearest count, and energies are not smooth where one \
+                     drops out",
+                    sel[0],
+                    stat.max_together
+                );
+            }
+            return Ok(None);
+        }
         (Sel::Fixed(sel), Some(stat), _) => {
             for (t, (&sel, &most)) in sel.iter().zip(&stat.max_neighbors).enumerate() {
                 if sel < most {
@@ -417,7 +428,10 @@ fn sel_of(
         (Sel::Auto(ratio), Some(stat), _) => {
             // A multiple of four above what was found, as DeePMD-kit takes it.
             let enough = |&most: &usize| ((most.max(1) as f64 * ratio).floor() as usize).div_ceil(4) * 4;
-            stat.max_neighbors.iter().map(enough).collect::<Vec<usize>>()
+            match se.is_mixed() {
+                true => vec![enough(&stat.max_together)],
+                false => stat.max_neighbors.iter().map(enough).collect::<Vec<usize>>(),
+            }
         }
         (Sel::Auto(_), None, Some(saved)) => saved.fixed_sel().to_vec(),
         (Sel::Auto(_), None, None) => bail!("sel is \"auto\" and there are no neighbour statistics"),

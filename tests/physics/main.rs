@@ -69,7 +69,15 @@ impl Potential {
 }
 
 fn frame(types: Vec<i32>, coord: Vec<f64>, cell: Option<[f64; 9]>) -> Frame {
-    Frame { types: types.into(), coord, cell, fparam: vec![], aparam: vec![], labels: Labels::default() }
+    Frame {
+        types: types.into(),
+        coord,
+        cell,
+        fparam: vec![],
+        aparam: vec![],
+        sorted: false,
+        labels: Labels::default(),
+    }
 }
 
 /// Eight atoms in a triclinic cell that is smaller than twice the cutoff.

@@ -153,7 +153,15 @@ mod tests {
 
     fn frame(labels: Labels) -> Frame {
         let cell = Some([2.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 1.0, -2.0]);
-        Frame { types: vec![0, 0].into(), coord: vec![0.0; 6], cell, fparam: vec![], aparam: vec![], labels }
+        Frame {
+            types: vec![0, 0].into(),
+            coord: vec![0.0; 6],
+            cell,
+            fparam: vec![],
+            aparam: vec![],
+            sorted: false,
+            labels,
+        }
     }
 
     fn zero_prediction() -> Prediction {

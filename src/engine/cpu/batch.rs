@@ -37,8 +37,10 @@ pub struct Layout {
     pub first_pair: Vec<usize>,
     pub first_atom: Vec<usize>,
     /// First row of each type, and the end.
+    pub type_rows: Vec<usize>,
+    /// First row of each fitting net, and the end; there may be one for all types.
     pub group_rows: Vec<usize>,
-    /// Atoms of each type.
+    /// Atoms of each fitting net.
     pub group_sizes: Vec<usize>,
     /// Ranges of atoms, in file order, of each frame.
     pub atom_ranges: Vec<(usize, Range<usize>)>,
@@ -75,9 +77,11 @@ impl Layout {
         self.segments.clear();
         self.blocks.clear();
         self.group_sizes.clear();
+        self.group_sizes.resize(model.fitting.len(), 0);
+        self.type_rows.clear();
         let mut row = 0;
         for center in 0..model.n_types() {
-            let first = row;
+            self.type_rows.push(row);
             for (f, frame) in frames.iter().enumerate() {
                 let (local, n) = (frame.block[center], frame.block[center + 1] - frame.block[center]);
                 if n == 0 {
@@ -92,9 +96,10 @@ impl Layout {
                     ..segment
                 }));
                 row += n;
+                self.group_sizes[model.fitting_net(center)] += n;
             }
-            self.group_sizes.push(row - first);
         }
+        self.type_rows.push(row);
     }
 }
 
@@ -171,9 +176,14 @@ impl<T: Real> Batch<'_, T> {
             ..frame.pairs(block.local + block.n - 1, n_types - 1, n_types).end
     }
 
-    /// Place of a block among the rows of its type.
+    /// Place of a block among the rows of its fitting net.
     pub fn place(&self, block: &Segment) -> usize {
-        block.row - self.layout.group_rows[block.center]
+        block.row - self.layout.group_rows[self.model.fitting_net(block.center)]
+    }
+
+    /// Place of a block among the rows of its type.
+    pub fn place_in_type(&self, block: &Segment) -> usize {
+        block.row - self.layout.type_rows[block.center]
     }
 
     /// The series of a block; `None` where the net itself is used.

@@ -1,5 +1,6 @@
 //! The passes over blocks of atoms between the pairs and the fitting nets.
 
+use super::attention::Attention;
 use super::batch::{ATOMS, Batch, Layout, Segment};
 use super::chebyshev::{Plan, Series, n_stacks};
 use super::descriptor::Map;
@@ -40,6 +41,8 @@ pub struct Buffers<T> {
     inputs: Vec<Parts<T>>,
     /// `[n_stacks, columns, M1]` dL/dC.
     dl_c: Vec<T>,
+    /// Of a descriptor with attention.
+    pub attention: Option<Attention<T>>,
 }
 
 fn room<T: Real>(buffer: &mut Vec<T>, len: usize) {
@@ -49,6 +52,11 @@ fn room<T: Real>(buffer: &mut Vec<T>, len: usize) {
 }
 
 impl<T: Real> Buffers<T> {
+    pub fn new(model: &Dp) -> Self {
+        let attention = model.descriptor().attention().map(|_| Attention::default());
+        Buffers { attention, ..Buffers::default() }
+    }
+
     /// Makes room for a batch.
     pub fn resize(&mut self, batch: &Batch<T>) {
         let model = batch.model;
@@ -95,8 +103,8 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
     let (n_extra, map) = (model.n_extra(), Map::new(model, batch.inputs.fold));
     let (stride, width, n_env) = (map.stride(), batch.inputs.width, batch.components());
     buffers.inputs.clear();
-    buffers.inputs.extend((0..model.n_types()).map(|c| Parts::new(fitting.input(c))));
-    let inputs = &buffers.inputs;
+    buffers.inputs.extend((0..model.fitting.len()).map(|net| Parts::new(fitting.input(net))));
+    let (inputs, attention) = (&buffers.inputs, &buffers.attention);
     let (a, q, c) = (Parts::new(&mut buffers.a), Parts::new(&mut buffers.q), &buffers.c);
     let cut = buffers.cut.parts();
     let blocks = &batch.layout.blocks;
@@ -114,14 +122,21 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
                 cut.features(q);
                 cut.contract(a, q, &c[batch.stack(block.center)]);
             }
-            None => a.chunks_exact_mut(stride).enumerate().for_each(|(k, a)| batch.atom(block, k).forward(a)),
+            None => a.chunks_exact_mut(stride).enumerate().for_each(|(k, a)| match attention {
+                Some(attention) => attention.forward(&batch.atom(block, k), a),
+                None => batch.atom(block, k).forward(a),
+            }),
         }
+        let net = model.fitting_net(block.center);
         // SAFETY: as above.
-        let x = unsafe { inputs[block.center].part(batch.place(block) * width, block.n * width) };
+        let x = unsafe { inputs[net].part(batch.place(block) * width, block.n * width) };
         let extra = &batch.frames.at(block.frame).extra[block.local * n_extra..];
         for k in 0..block.n {
             let x = &mut x[k * width..(k + 1) * width];
             map.forward(&mut x[batch.inputs.range()], &a[k * stride..(k + 1) * stride]);
+            if let Some(attention) = attention {
+                attention.write_tail(&mut x[batch.inputs.range()], model, block.center);
+            }
             if batch.inputs.is_last {
                 x[batch.inputs.end..].copy_from_slice(&extra[k * n_extra..(k + 1) * n_extra]);
             }
@@ -140,12 +155,13 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
     let virial = Parts::new(&mut buffers.virial);
     let de_d = buffers.de_d.each_mut().map(|x| Parts::new(x));
     let (a, de_a, c_t, cut) = (&buffers.a, Parts::new(&mut buffers.de_a), &buffers.c_t, &buffers.cut);
+    let attention = &buffers.attention;
     pool.run(blocks.len(), |b| {
         let block = &blocks[b];
         let frame = batch.frames.at(block.frame);
         // SAFETY: each block has its own rows.
         let de_a = unsafe { de_a.part(block.row * stride, block.n * stride) };
-        let de_x = &fitting.de_input(block.center)[batch.place(block) * width..];
+        let de_x = &fitting.de_input(model.fitting_net(block.center))[batch.place(block) * width..];
         for k in 0..block.n {
             let row = block.row + k;
             let a = &a[row * stride..(row + 1) * stride];
@@ -165,7 +181,11 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
                         ..frame.pairs(atom.row, n_types - 1, n_types).end;
                     let own = own.start - pairs.start..own.end - pairs.start;
                     let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
-                    atom.forces(part, &de_a[k * stride..(k + 1) * stride]);
+                    let de_a = &de_a[k * stride..(k + 1) * stride];
+                    match attention {
+                        Some(attention) => attention.forces(&atom, part, de_a),
+                        None => atom.forces(part, de_a),
+                    }
                 }
             }
         }
@@ -195,9 +215,9 @@ pub fn energies<T: Real>(out: &mut Prediction, batch: &Batch<T>, fitting: &Fitti
     out.force.clear();
     out.force.resize(3 * n_atoms, 0.0);
     for s in &layout.segments {
-        let energy = &fitting.energy(s.center)[batch.place(s)..];
+        let energy = &fitting.energy(batch.model.fitting_net(s.center))[batch.place(s)..];
         for (k, e) in energy[..s.n].iter().enumerate() {
-            let vacuum = vacuum.energy(s.center, batch.place(s) + k);
+            let vacuum = vacuum.energy(s.center, batch.place_in_type(s) + k);
             let e = e.to_f64() - vacuum + batch.model.stats.bias[s.center];
             let atom = batch.frames.at(s.frame).order[s.local + k] as usize;
             out.atom_energy[layout.first_atom[s.frame] + atom] = e;
@@ -285,6 +305,9 @@ pub fn descriptors<T: Real>(
         for k in 0..s.n {
             let at = (s.row + k) * map.stride();
             map.forward(&mut d, &buffers.a[at..at + map.stride()]);
+            if let Some(attention) = &buffers.attention {
+                attention.write_tail(&mut d, model, s.center);
+            }
             let atom = frame.order[s.local + k] as usize;
             for (out, d) in out[atom * width + first..].iter_mut().zip(&d) {
                 *out = d.to_f64();
@@ -302,11 +325,11 @@ pub fn tangent<T: Real>(
     seeds: &Seeds,
 ) {
     let model = batch.model;
-    let (map, n_types, n_env) = (Map::new(model, batch.inputs.fold), model.n_types(), batch.components());
+    let (map, n_env) = (Map::new(model, batch.inputs.fold), batch.components());
     let (stride, width, columns) = (map.stride(), batch.inputs.width, batch.columns());
     buffers.inputs.clear();
-    buffers.inputs.extend((0..n_types).map(|c| Parts::new(fitting.input_dot(c))));
-    let inputs = &buffers.inputs;
+    buffers.inputs.extend((0..model.fitting.len()).map(|net| Parts::new(fitting.input_dot(net))));
+    let (inputs, attention) = (&buffers.inputs, &buffers.attention);
     let (a, c, cut) = (&buffers.a, &buffers.c, &buffers.cut);
     let (a_dot, q_dot) = (Parts::new(&mut buffers.a_dot), Parts::new(&mut buffers.q_dot));
     let d_dot = buffers.d_dot.each_mut().map(|x| Parts::new(x));
@@ -331,17 +354,25 @@ pub fn tangent<T: Real>(
             }
             None => {
                 for (k, a_dot) in a_dot.chunks_exact_mut(stride).enumerate() {
-                    batch.atom(block, k).tangent(a_dot, d_dot, pairs.start);
+                    match attention {
+                        Some(attention) => {
+                            attention.tangent(&batch.atom(block, k), a_dot, d_dot, pairs.start);
+                        }
+                        None => batch.atom(block, k).tangent(a_dot, d_dot, pairs.start),
+                    }
                 }
             }
         }
         // SAFETY: as above.
-        let x_dot = unsafe { inputs[block.center].part(batch.place(block) * width, block.n * width) };
+        let x_dot = unsafe {
+            inputs[model.fitting_net(block.center)].part(batch.place(block) * width, block.n * width)
+        };
         for k in 0..block.n {
             let row = block.row + k;
             let x_dot = &mut x_dot[k * width..(k + 1) * width];
             let (a, a_dot) = (&a[row * stride..(row + 1) * stride], &a_dot[k * stride..(k + 1) * stride]);
             map.tangent(&mut x_dot[batch.inputs.range()], a, a_dot);
+            x_dot[batch.inputs.end - model.n_tail()..batch.inputs.end].fill(T::ZERO);
             if batch.inputs.is_last {
                 x_dot[batch.inputs.end..].fill(T::ZERO);
             }
@@ -384,8 +415,9 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
         // SAFETY: each block has its own rows.
         let dl_a = unsafe { dl_a.part(block.row * stride, block.n * stride) };
         let at = batch.place(block) * width;
-        let dl_x = &fitting.dl_input(block.center)[at..];
-        let de_x = &fitting.de_input(block.center)[at..];
+        let net = model.fitting_net(block.center);
+        let dl_x = &fitting.dl_input(net)[at..];
+        let de_x = &fitting.de_input(net)[at..];
         for k in 0..block.n {
             let row = (block.row + k) * stride..(block.row + k + 1) * stride;
             let x = k * width + batch.inputs.first..k * width + batch.inputs.end;
@@ -405,15 +437,51 @@ pub fn embedding_gradient<T: Real>(
     batch: &Batch<T>,
     buffers: &mut Buffers<T>,
     series: &mut Series,
+    fitting: &Fitting<T>,
 ) {
     for net in &batch.model.embedding {
         grad[net.params()].fill(0.0);
+    }
+    if let Some(mut attention) = buffers.attention.take() {
+        attention_gradient(pool, grad, batch, buffers, &mut attention, fitting);
+        buffers.attention = Some(attention);
+        return;
     }
     direct_gradient(pool, grad, batch, buffers);
     let Some(plan) = batch.plan else { return };
     coefficient_gradient(pool, batch, buffers, plan);
     let scale = 1.0 / batch.model.n_sel() as f64;
     series.backward_add(pool, grad, plan, batch.model, batch.params, &buffers.dl_c, scale);
+}
+
+/// The gradient of a descriptor with attention.
+fn attention_gradient<T: Real>(
+    pool: &Pool,
+    grad: &mut [f64],
+    batch: &Batch<T>,
+    buffers: &Buffers<T>,
+    attention: &mut Attention<T>,
+    fitting: &Fitting<T>,
+) {
+    let (model, layout) = (batch.model, batch.layout);
+    let (stride, tail) = (batch.components() * model.n_embed(), model.n_tail());
+    let mut tails = vec![0.0; model.n_types() * tail];
+    for block in &layout.blocks {
+        let dl_x =
+            &fitting.dl_input(model.fitting_net(block.center))[batch.place(block) * batch.inputs.width..];
+        for row in dl_x.chunks(batch.inputs.width).take(block.n) {
+            let own = &mut tails[block.center * tail..(block.center + 1) * tail];
+            let dl = &row[batch.inputs.end - tail..batch.inputs.end];
+            own.iter_mut().zip(dl).for_each(|(sum, x)| *sum += x.to_f64());
+        }
+    }
+    let adjoints = |block: &Segment, k: usize| {
+        let offset = layout.first_pair[block.frame];
+        let row = (block.row + k) * stride..(block.row + k + 1) * stride;
+        let d_dot = buffers.d_dot.each_ref().map(|x| &x[offset..]);
+        (d_dot, &buffers.dl_a[row.clone()], &buffers.de_a[row])
+    };
+    attention.gradient(pool, grad, batch, adjoints, &tails);
 }
 
 /// dL/dC = Q^T dL/dA + Q_dot^T dE/dA, the second only where there are tangents.

@@ -39,33 +39,37 @@ impl Map {
     /// D from A.
     pub fn forward<T: Real>(self, d: &mut [T], a: &[T]) {
         match self.form {
-            Form::Directions { axis } => forward(d, a, self.m1, axis, self.square),
-            Form::Distances { scale } => scaled(&mut d[..self.m1], T::from_f64(scale), a),
+            Form::Directions { axis } | Form::Attention { axis, .. } => {
+                forward(d, a, self.m1, axis, self.square)
+            }
+            form => scaled(&mut d[..self.m1], T::from_f64(form.scale()), a),
         }
     }
 
     /// The change of D.
     pub fn tangent<T: Real>(self, d_dot: &mut [T], a: &[T], a_dot: &[T]) {
         match self.form {
-            Form::Directions { axis } => tangent(d_dot, a, a_dot, self.m1, axis, self.square),
-            Form::Distances { scale } => scaled(&mut d_dot[..self.m1], T::from_f64(scale), a_dot),
+            Form::Directions { axis } | Form::Attention { axis, .. } => {
+                tangent(d_dot, a, a_dot, self.m1, axis, self.square)
+            }
+            form => scaled(&mut d_dot[..self.m1], T::from_f64(form.scale()), a_dot),
         }
     }
 
     /// The adjoint of A from that of D, overwritten.
     pub fn adjoint<T: Real>(self, t: &mut [T], a: &[T], d_d: &[T]) {
         match self.form {
-            Form::Directions { axis } => {
+            Form::Directions { axis } | Form::Attention { axis, .. } => {
                 t.fill(T::ZERO);
                 adjoint_add(t, a, d_d, self.m1, axis, self.square);
             }
-            Form::Distances { scale } => scaled(&mut t[..self.m1], T::from_f64(scale), d_d),
+            form => scaled(&mut t[..self.m1], T::from_f64(form.scale()), d_d),
         }
     }
 
     /// Adds the adjoint of A by way of the change of D, given that of the latter: nothing where D is linear in A.
     pub fn tangent_adjoint_add<T: Real>(self, t: &mut [T], a_dot: &[T], d_d_dot: &[T]) {
-        if let Form::Directions { axis } = self.form {
+        if let Form::Directions { axis } | Form::Attention { axis, .. } = self.form {
             adjoint_add(t, a_dot, d_d_dot, self.m1, axis, self.square);
         }
     }

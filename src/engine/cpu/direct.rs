@@ -3,170 +3,14 @@
 //! G depends on s alone, so a pair needs G(s), G'(s) and what G is multiplied by in A: its env ([`Form`]). The second pass differentiates both by the parameters.
 //! Everything is float64: this path is for correctness, the series for speed.
 
-use super::dense::{Accumulate, Strided, product, transpose};
-use super::elementwise::activate;
+use super::angles;
 use super::frame::{CpuFrame, empty_slot};
+use super::jets::JetNet;
 use super::real::Real;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
 use crate::model::dp::options::Form;
-use crate::model::dp::table::EmbeddingTable;
-use crate::model::net::{LayerShape, NetShape, Shortcut};
-
-/// One layer on many rows: value, and derivative by s.
-#[derive(Default)]
-struct JetLayer {
-    x: Vec<f64>,
-    x1: Vec<f64>,
-    f: Vec<f64>,
-    d: Vec<f64>,
-    dd: Vec<f64>,
-    z1: Vec<f64>,
-    y: Vec<f64>,
-    y1: Vec<f64>,
-}
-
-/// A net on many rows: value, and derivative by s.
-#[derive(Default)]
-pub struct JetNet {
-    layers: Vec<JetLayer>,
-    /// G and G' of a table, where one stands in for the net.
-    looked_up: Option<(Vec<f64>, Vec<f64>)>,
-}
-
-impl JetNet {
-    fn forward(&mut self, net: &NetShape, params: &[f64], s: &[f64]) {
-        let rows = s.len();
-        self.layers.resize_with(net.layers.len(), JetLayer::default);
-        for (k, shape) in net.layers.iter().enumerate() {
-            let (before, rest) = self.layers.split_at_mut(k);
-            let layer = &mut rest[0];
-            match before.last() {
-                None => {
-                    layer.x = s.to_vec();
-                    layer.x1 = vec![1.0; rows];
-                }
-                Some(below) => {
-                    layer.x.clone_from(&below.y);
-                    layer.x1.clone_from(&below.y1);
-                }
-            }
-            layer.forward(shape, params, rows);
-        }
-    }
-
-    /// Takes G and G' from the table of a compressed model.
-    fn look_up(&mut self, table: &EmbeddingTable, width: usize, s: &[f64]) {
-        let (mut g, mut g1) = (vec![0.0; s.len() * width], vec![0.0; s.len() * width]);
-        for ((g, g1), &s) in g.chunks_exact_mut(width).zip(g1.chunks_exact_mut(width)).zip(s) {
-            table.evaluate(g, g1, s);
-        }
-        self.looked_up = Some((g, g1));
-    }
-
-    /// G and G', `[rows, M1]`.
-    fn output(&self) -> (&[f64], &[f64]) {
-        if let Some((g, g1)) = &self.looked_up {
-            return (g, g1);
-        }
-        let last = &self.layers[self.layers.len() - 1];
-        (&last.y, &last.y1)
-    }
-
-    /// Adds the gradient of `<g, G> + <g1, G'>` by the parameters.
-    fn backward_add(&self, grad: &mut [f64], net: &NetShape, params: &[f64], g: Vec<f64>, g1: Vec<f64>) {
-        assert!(self.looked_up.is_none(), "a compressed model has no parameters to train");
-        let (mut g, mut g1) = (g, g1);
-        for (layer, shape) in self.layers.iter().zip(&net.layers).rev() {
-            (g, g1) = layer.backward(grad, shape, params, &g, &g1);
-        }
-    }
-}
-
-impl JetLayer {
-    fn forward(&mut self, shape: &LayerShape, params: &[f64], rows: usize) {
-        let (n_in, n) = (shape.n_in, shape.n_out);
-        let w = &params[shape.w_range()];
-        for buffer in [&mut self.f, &mut self.d, &mut self.dd, &mut self.z1, &mut self.y, &mut self.y1] {
-            buffer.clear();
-            buffer.resize(rows * n, 0.0);
-        }
-        if let Some(range) = shape.b_range() {
-            for row in self.f.chunks_exact_mut(n) {
-                row.copy_from_slice(&params[range.clone()]);
-            }
-        }
-        let x = Strided { data: &self.x, row: n_in, col: 1 };
-        product(&mut self.f, n, Accumulate::Add, x, w, n, rows, n, n_in);
-        let x1 = Strided { data: &self.x1, row: n_in, col: 1 };
-        product(&mut self.z1, n, Accumulate::Overwrite, x1, w, n, rows, n, n_in);
-        activate(&mut self.f, &mut self.d, &mut self.dd, shape.activation);
-        for r in 0..rows {
-            for o in 0..n {
-                let p = r * n + o;
-                let scale = shape.idt.map_or(1.0, |t| params[t + o]);
-                self.y[p] = scale * self.f[p];
-                self.y1[p] = scale * self.d[p] * self.z1[p];
-                if shape.shortcut != Shortcut::None {
-                    self.y[p] += self.x[r * n_in + o % n_in];
-                    self.y1[p] += self.x1[r * n_in + o % n_in];
-                }
-            }
-        }
-    }
-
-    fn backward(
-        &self,
-        grad: &mut [f64],
-        shape: &LayerShape,
-        params: &[f64],
-        g: &[f64],
-        g1: &[f64],
-    ) -> (Vec<f64>, Vec<f64>) {
-        let (n_in, n) = (shape.n_in, shape.n_out);
-        let rows = g.len() / n;
-        let (mut dz, mut dz1) = (vec![0.0; rows * n], vec![0.0; rows * n]);
-        for p in 0..rows * n {
-            let o = p % n;
-            let scale = shape.idt.map_or(1.0, |t| params[t + o]);
-            dz[p] = scale * (g[p] * self.d[p] + g1[p] * self.dd[p] * self.z1[p]);
-            dz1[p] = scale * g1[p] * self.d[p];
-            if let Some(t) = shape.idt {
-                grad[t + o] += g[p] * self.f[p] + g1[p] * self.d[p] * self.z1[p];
-            }
-            if let Some(b) = shape.b {
-                grad[b + o] += dz[p];
-            }
-        }
-        let dw = &mut grad[shape.w_range()];
-        product(dw, n, Accumulate::Add, Strided { data: &self.x, row: 1, col: n_in }, &dz, n, n_in, n, rows);
-        product(
-            dw,
-            n,
-            Accumulate::Add,
-            Strided { data: &self.x1, row: 1, col: n_in },
-            &dz1,
-            n,
-            n_in,
-            n,
-            rows,
-        );
-        let mut w_t = vec![0.0; n_in * n];
-        transpose(&mut w_t, &params[shape.w_range()], n_in, n);
-        let below = |dz: &[f64], g: &[f64]| {
-            let mut dx = vec![0.0; rows * n_in];
-            let a = Strided { data: dz, row: n, col: 1 };
-            product(&mut dx, n_in, Accumulate::Overwrite, a, &w_t, n_in, rows, n_in, n);
-            if shape.shortcut != Shortcut::None {
-                for (p, g) in g.iter().enumerate() {
-                    dx[p / n * n_in + p % n % n_in] += g;
-                }
-            }
-            dx
-        };
-        (below(&dz, g), below(&dz1, g1))
-    }
-}
+use crate::model::net::NetShape;
 
 /// The neighbours of one atom of one type, with the slots in which nobody is seen as last rows.
 #[derive(Default)]
@@ -190,13 +34,13 @@ impl Rows {
 
 /// How s and env of a neighbour change.
 #[derive(Clone, Copy, Default)]
-struct Dot {
-    s: f64,
-    env: [f64; 4],
+pub(super) struct Dot {
+    pub s: f64,
+    pub env: [f64; 4],
 }
 
 /// A distance vector and the normalised functions of its length, as `pairs.rs` has them.
-struct Pair {
+pub(super) struct Pair {
     d: [f64; 3],
     s: f64,
     s_slope: f64,
@@ -205,7 +49,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new<T: Real>(model: &Dp, frame: &CpuFrame<T>, center: usize, p: usize) -> Self {
+    pub fn new<T: Real>(model: &Dp, frame: &CpuFrame<T>, center: usize, p: usize) -> Self {
         let d = [0, 1, 2].map(|k| frame.d[k][p].to_f64());
         let r = (d[0] * d[0] + d[1] * d[1] + d[2] * d[2]).sqrt();
         let (davg, dstd) = (&model.stats.davg[center], &model.stats.dstd[center]);
@@ -219,38 +63,41 @@ impl Pair {
         }
     }
 
-    fn env(&self, form: Form) -> [f64; 4] {
+    /// x_j - x_i, A.
+    pub fn vector(&self) -> [f64; 3] {
+        self.d
+    }
+
+    pub fn env(&self, form: Form) -> [f64; 4] {
         match form {
-            Form::Directions { .. } => [self.s, self.q * self.d[0], self.q * self.d[1], self.q * self.d[2]],
             Form::Distances { .. } => [1.0, 0.0, 0.0, 0.0],
+            _ => [self.s, self.q * self.d[0], self.q * self.d[1], self.q * self.d[2]],
         }
     }
 
     /// The change of s and env along `v`.
-    fn dot(&self, form: Form, v: [f64; 3]) -> Dot {
+    pub fn dot(&self, form: Form, v: [f64; 3]) -> Dot {
         let Pair { d, s_slope, q, q_slope, .. } = self;
         let rr = d[0] * v[0] + d[1] * v[1] + d[2] * v[2];
         let s = s_slope * rr;
         let turn = q_slope * rr;
         let env = match form {
-            Form::Directions { .. } => {
-                [s, q * v[0] + turn * d[0], q * v[1] + turn * d[1], q * v[2] + turn * d[2]]
-            }
             Form::Distances { .. } => [0.0; 4],
+            _ => [s, q * v[0] + turn * d[0], q * v[1] + turn * d[1], q * v[2] + turn * d[2]],
         };
         Dot { s, env }
     }
 
     /// dE/dd from dE/ds, in which that by way of the first component is where it is s, and dE/denv.
-    fn force(&self, form: Form, de_s: f64, de_env: [f64; 4]) -> [f64; 3] {
+    pub fn force(&self, form: Form, de_s: f64, de_env: [f64; 4]) -> [f64; 3] {
         let Pair { d, s_slope, q, q_slope, .. } = self;
         match form {
-            Form::Directions { .. } => {
+            Form::Distances { .. } => [0, 1, 2].map(|k| s_slope * de_s * d[k]),
+            _ => {
                 let along = de_env[1] * d[0] + de_env[2] * d[1] + de_env[3] * d[2];
                 let radial = s_slope * de_s + q_slope * along;
                 [0, 1, 2].map(|k| q * de_env[k + 1] + radial * d[k])
             }
-            Form::Distances { .. } => [0, 1, 2].map(|k| s_slope * de_s * d[k]),
         }
     }
 }
@@ -282,7 +129,7 @@ pub struct Atom<'a, T> {
 }
 
 impl<T: Real> Atom<'_, T> {
-    fn each_type(&self, mut visit: impl FnMut(usize, &NetShape, Rows, &JetNet)) {
+    fn each_type(&self, mut visit: impl FnMut(usize, &NetShape, Rows, &JetNet<f64>)) {
         let mut jets = JetNet::default();
         for t in 0..self.model.n_types() {
             let rows = rows(self.model, self.frame, self.row, self.center, t);
@@ -299,7 +146,7 @@ impl<T: Real> Atom<'_, T> {
         }
     }
 
-    fn form(&self) -> Form {
+    pub(super) fn form(&self) -> Form {
         self.model.descriptor().form()
     }
 
@@ -316,6 +163,9 @@ impl<T: Real> Atom<'_, T> {
 
     /// `A[c, m]` of this atom, overwritten.
     pub fn forward(&self, a: &mut [T]) {
+        if self.form() == Form::Angles {
+            return angles::forward(self, a);
+        }
         let (m1, n_env) = (self.model.n_embed(), self.form().components());
         let mut sum = vec![0.0; n_env * m1];
         self.each_type(|_, _, rows, jets| {
@@ -332,6 +182,9 @@ impl<T: Real> Atom<'_, T> {
 
     /// The change of A, overwritten.
     pub fn tangent(&self, a_dot: &mut [T], d_dot: [&[T]; 3], first: usize) {
+        if self.form() == Form::Angles {
+            return angles::tangent(self, a_dot, d_dot, first);
+        }
         let (m1, n_env) = (self.model.n_embed(), self.form().components());
         let mut sum = vec![0.0; n_env * m1];
         self.each_type(|t, _, rows, jets| {
@@ -356,6 +209,9 @@ impl<T: Real> Atom<'_, T> {
 
     /// dE/dd of this atom's pairs from dE/dA, `de_d[k][p - first]`.
     pub fn forces(&self, mut de_d: [&mut [T]; 3], de_a: &[T]) {
+        if self.form() == Form::Angles {
+            return angles::forces(self, de_d, de_a);
+        }
         let (m1, form) = (self.model.n_embed(), self.form());
         let scale = 1.0 / self.model.n_sel() as f64;
         let de_a: Vec<f64> = de_a.iter().map(|x| x.to_f64() * scale).collect();
@@ -383,6 +239,9 @@ impl<T: Real> Atom<'_, T> {
 
     /// Adds dL/dparams of the embedding nets from the adjoints of A and of its tangent.
     pub fn backward_add(&self, grad: &mut [f64], d_dot: [&[T]; 3], first: usize, dl_a: &[T], de_a: &[T]) {
+        if self.form() == Form::Angles {
+            return angles::backward_add(self, grad, d_dot, first, dl_a, de_a);
+        }
         let (m1, n_env) = (self.model.n_embed(), self.form().components());
         let scale = 1.0 / self.model.n_sel() as f64;
         let cast = |x: &[T]| x.iter().map(|x| x.to_f64() * scale).collect::<Vec<f64>>();
@@ -400,7 +259,7 @@ impl<T: Real> Atom<'_, T> {
                     add_scaled(&mut g1[at.clone()], dot.s * env[c], de);
                 }
             }
-            jets.backward_add(grad, net, self.params, g, g1);
+            jets.backward_add(grad, 0, net, self.params, g, g1);
         });
     }
 }

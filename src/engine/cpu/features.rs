@@ -17,6 +17,9 @@ use super::walk::Terms;
 use crate::model::dp::options::Form;
 use std::ops::Range;
 
+/// What is said where a plan was made for a form that has none.
+const NO_SERIES: &str = "this form is no series";
+
 /// A plan as the kernels read it, and how it cuts the pairs of a batch.
 #[derive(Default)]
 pub struct Cut<T> {
@@ -165,6 +168,7 @@ impl<T: Real> CutBlock<'_, T> {
                     distances::features(out, &mut walk, terms, &frame.d, &rows, start, n, scale);
                 });
             }
+            Form::Angles | Form::Attention { .. } => unreachable!("{NO_SERIES}"),
         }
         let center = self.block.center;
         self.still_slots_add(q, &frame.padding, |t| {
@@ -238,6 +242,7 @@ impl<T: Real> CutBlock<'_, T> {
                     );
                 });
             }
+            Form::Angles | Form::Attention { .. } => unreachable!("{NO_SERIES}"),
         }
     }
 
@@ -299,6 +304,7 @@ impl<T: Real> CutBlock<'_, T> {
                         distances::derivative(slopes, de_q, terms);
                         distances::forces(part, slopes, &frame.d, &rows, start, n, scale);
                     }
+                    Form::Angles | Form::Attention { .. } => unreachable!("{NO_SERIES}"),
                 }
             });
         });

@@ -78,6 +78,8 @@ pub struct CpuFrame<T> {
     pub reverse: Vec<u32>,
     /// `[n_rows, n_extra]`
     pub extra: Vec<T>,
+    /// The type that empty slots have where it matters.
+    pub empty_type: usize,
     /// Smallest and largest argument of the nets.
     pub s_range: (f64, f64),
 }
@@ -151,6 +153,7 @@ impl<T: Real> CpuFrame<T> {
             reverse: Vec::new(),
             extra: Vec::with_capacity(order.len() * model.n_extra()),
             s_range: (f64::INFINITY, f64::NEG_INFINITY),
+            empty_type: geometry.empty_type,
             order,
             block,
         };

@@ -22,7 +22,10 @@ mod distances;
 pub mod frame;
 mod features;
 pub mod descriptor;
+mod jets;
 pub mod direct;
+mod angles;
+mod attention;
 pub mod fitting;
 mod vacuum;
 pub mod laps;
@@ -121,6 +124,9 @@ impl<T: Real> CpuEngine<T> {
         for part in &mut self.parts {
             if let Some(plan) = part.expand(&self.pool, params) {
                 part.buffers.stack_coefficients(&part.model, &plan, &part.series);
+            }
+            if let Some(attention) = &mut part.buffers.attention {
+                attention.step.prepare(&part.model, params);
             }
         }
         T::copy(params, &mut self.weights, &self.pool);
@@ -348,7 +354,11 @@ impl<T: Real> CpuEngine<T> {
             self.laps.lap(Stage::Tangent);
             let (first, ..) = self.parts[0].batch(params, frames(0));
             first.energy_seeds(&mut self.dl_e, seeds);
-            self.fitting.tangent(&self.pool, weights, &self.dl_e);
+            match self.model.fitting.len() == self.dl_e.len() {
+                true => self.fitting.tangent(&self.pool, weights, &self.dl_e),
+                // One net for all types, whose rows come type after type.
+                false => self.fitting.tangent(&self.pool, weights, &[self.dl_e.concat()]),
+            }
         } else {
             let (first, ..) = self.parts[0].batch(params, frames(0));
             outputs::put_seeds(&mut self.fitting, &first, seeds);
@@ -364,7 +374,7 @@ impl<T: Real> CpuEngine<T> {
         self.laps.lap(Stage::Adjoint);
         for (k, part) in self.parts.iter_mut().enumerate() {
             let (batch, buffers, series) = part.batch(params, frames(k));
-            blocks::embedding_gradient(&self.pool, grad, &batch, buffers, series);
+            blocks::embedding_gradient(&self.pool, grad, &batch, buffers, series, &self.fitting);
         }
         self.laps.lap(Stage::Embedding);
     }

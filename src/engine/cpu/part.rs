@@ -29,7 +29,9 @@ impl<T: Real> Part<T> {
     /// `mode` is how the nets are evaluated unless this descriptor wants them themselves.
     pub fn new(model: &Arc<Dp>, inputs: Inputs, mode: EmbeddingMode) -> Self {
         let (range, plan) = match (mode, model.descriptor().embedding) {
-            (EmbeddingMode::Chebyshev { min_distance }, Embedding::Chebyshev) => {
+            (EmbeddingMode::Chebyshev { min_distance }, Embedding::Chebyshev)
+                if model.descriptor().form().has_series() =>
+            {
                 let range = argument_range(model, min_distance);
                 (range, Some(Arc::new(Plan::whole(model, panels::FEWEST_TERMS, range))))
             }
@@ -42,7 +44,7 @@ impl<T: Real> Part<T> {
             range,
             series: Series::default(),
             layout: Layout::default(),
-            buffers: Buffers::default(),
+            buffers: Buffers::new(model),
         }
     }
 
@@ -98,6 +100,9 @@ impl<T: Real> Part<T> {
     /// Arranges a batch and makes room for it. Where the parameters are `frozen`, the coefficients of the series are there already.
     pub fn arrange(&mut self, params: &[f64], frames: FramesOfPart<T>, frozen: bool) {
         self.layout.arrange(&self.model, frames, self.plan.as_deref());
+        if let Some(attention) = self.buffers.attention.as_mut().filter(|_| !frozen) {
+            attention.step.prepare(&self.model, params);
+        }
         let (batch, buffers, series) = self.batch(params, frames);
         buffers.resize(&batch);
         if let Some(plan) = batch.plan.filter(|_| !frozen) {

@@ -5,8 +5,8 @@ use crate::engine::Piece;
 use crate::engine::blocks::InBlocks;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
-    compare_results, distances, frame, hybrid, model, model_with, options, other_outputs, run, seeds,
-    steep_params,
+    angles, attention, compare_results, distances, frame, hybrid, model, model_with, options, other_outputs,
+    run, seeds, steep_params,
 };
 use crate::model::activation::Activation;
 use crate::model::dp::options::{DescriptorOptions, Descriptors, Embedding, FittingOptions};
@@ -157,6 +157,25 @@ fn other_outputs_agree_with_the_reference_for_every_number_of_threads() {
             run(&mut CpuEngine::<f64>::new(model.clone(), threads, SERIES).unwrap(), &params, &frames)
         };
         assert!(of(1) == of(3), "the same bits");
+    }
+}
+
+#[test]
+fn neighbours_two_by_two_agree_with_the_reference() {
+    for descriptor in [angles(), DescriptorOptions { exclude_types: vec![(0, 1)], ..angles() }] {
+        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-11);
+        compare::<f32>(descriptor, SERIES, 2, 3e-4);
+    }
+    compare::<f64>(Descriptors { list: vec![angles(), options()], is_hybrid: true }, SERIES, 2, 1e-9);
+}
+
+#[test]
+fn attention_agrees_with_the_reference() {
+    for descriptor in attention() {
+        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-10);
+        compare::<f32>(descriptor.clone(), SERIES, 2, 2e-3);
+        let atom_ener = |fitting: &mut FittingOptions| fitting.atom_ener = vec![Some(-3.0), None];
+        compare_models::<f64>(model_with(descriptor, atom_ener), SERIES, 2, 1e-10);
     }
 }
 

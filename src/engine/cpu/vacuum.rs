@@ -27,7 +27,12 @@ impl Vacuum {
             let x: Vec<f64> = rows.iter().flat_map(|row| [&vec![0.0; n_d][..], row].concat()).collect();
             self.energies[center].clear();
             if !rows.is_empty() {
-                let e = net::forward(&mut self.traces[center], &model.fitting[center], params, &x);
+                let e = net::forward(
+                    &mut self.traces[center],
+                    &model.fitting[model.fitting_net(center)],
+                    params,
+                    &x,
+                );
                 self.energies[center].extend_from_slice(e);
             }
         }
@@ -50,7 +55,14 @@ impl Vacuum {
                 0 => vec![-dl_e[center].iter().sum::<f64>()],
                 _ => dl_e[center].iter().map(|x| -x).collect(),
             };
-            net::backward_add(grad, 0, &self.traces[center], &model.fitting[center], params, &dl_y);
+            net::backward_add(
+                grad,
+                0,
+                &self.traces[center],
+                &model.fitting[model.fitting_net(center)],
+                params,
+                &dl_y,
+            );
         }
     }
 }

@@ -56,7 +56,12 @@ pub fn form_on_gpu(model: &Dp) -> Result<Form> {
         .help("use --device cpu"));
     }
     match model.options.descriptors.list.len() {
-        1 => Ok(model.descriptor().form()),
+        1 if model.descriptor().form().has_series() => Ok(model.descriptor().form()),
+        1 => Err(err!(
+            "the GPU does not know this descriptor yet (model.descriptor: {})",
+            model.descriptor().kind.entry().variant.name
+        )
+        .help("use --device cpu")),
         n => Err(err!(
             "the GPU has one descriptor for a model, and this one has {n} (model.descriptor: hybrid)"
         )

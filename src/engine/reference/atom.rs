@@ -2,18 +2,23 @@
 //!
 //! `e = fitting(D, extra)`, with the descriptors D one after another.
 
+use super::env::Row;
 use super::layer::{self, Trace};
-use super::pairs::{self, Described};
+use super::{angles, attention, pairs};
 use crate::model::dp::Dp;
+use crate::model::dp::options::Form;
+use crate::model::net::NetShape;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// One neighbour, or all slots of a type that look the same because nobody is seen in them, of an atom.
 #[derive(Debug, Clone)]
 pub struct Entry {
+    /// Type of the neighbour.
+    pub neighbor: usize,
     /// Index of the embedding net.
     pub net: usize,
-    pub row: [f64; 4],
+    pub row: Row,
     /// How many slots look like this: 1, or the number of those in which nobody is seen.
     pub weight: f64,
     /// Index of the pair; `None` where nobody is seen: that does not move.
@@ -30,16 +35,45 @@ pub struct AtomView {
     pub extra: Vec<f64>,
 }
 
+/// The descriptor of an atom, with what its derivatives need.
+pub trait Described {
+    /// Its numbers.
+    fn value(&self) -> &[f64];
+
+    /// dE/drow of each entry from dE/dD.
+    fn backward(&mut self, de_d: &[f64]) -> Vec<Row>;
+
+    /// The change of D with that of the rows.
+    fn tangent(&mut self, row_dot: &[Row]) -> Vec<f64>;
+
+    /// After [`Described::tangent`]: adds the gradient by the parameters, given the adjoints of D and of its change.
+    fn gradient_add(&mut self, grad: &mut [f64], dl_d: &[f64], de_d: &[f64]);
+}
+
+/// The descriptor of an atom by its form.
+fn describe<'a>(
+    model: &'a Dp,
+    params: &'a [f64],
+    center: usize,
+    entries: &'a [Entry],
+) -> Box<dyn Described + 'a> {
+    match model.descriptor().form() {
+        Form::Directions { .. } | Form::Distances { .. } => Box::new(pairs::forward(model, params, entries)),
+        Form::Angles => Box::new(angles::forward(model, params, entries)),
+        Form::Attention { .. } => Box::new(attention::forward(model, params, center, entries)),
+    }
+}
+
 /// What the first pass gives.
 pub struct FirstPass {
     /// Without the bias of the type.
     pub energy: f64,
     /// For each descriptor, `[n_entries]` dE/drow.
-    pub de_row: Vec<Vec<[f64; 4]>>,
+    pub de_row: Vec<Vec<Row>>,
 }
 
-struct Forward {
-    parts: Vec<Described>,
+struct Forward<'a> {
+    parts: Vec<Box<dyn Described + 'a>>,
     fitting: Vec<Trace>,
     outputs: Vec<f64>,
     /// The fitting net at a descriptor of zero, where it is taken off.
@@ -47,17 +81,18 @@ struct Forward {
 }
 
 /// `models` has one for each descriptor; the fitting nets of all are the same.
-fn forward(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> Forward {
+fn forward<'a>(models: &'a [Arc<Dp>], params: &'a [f64], view: &'a AtomView) -> Forward<'a> {
     let model = &models[0];
-    let parts: Vec<Described> = models
+    let parts: Vec<Box<dyn Described + 'a>> = models
         .iter()
         .zip(&view.entries)
-        .map(|(model, entries)| pairs::forward(model, params, entries))
+        .map(|(model, entries)| describe(model, params, view.center, entries))
         .collect();
-    let mut x: Vec<f64> = parts.iter().flat_map(|part| part.d.iter().copied()).collect();
+    let mut x: Vec<f64> = parts.iter().flat_map(|part| part.value().iter().copied()).collect();
     let n_descriptor = x.len();
     x.extend(&view.extra);
-    let (mut outputs, fitting) = layer::net_forward(&model.fitting[view.center], params, &x);
+    let (mut outputs, fitting) =
+        layer::net_forward(&model.fitting[model.fitting_net(view.center)], params, &x);
     let vacuum = model.removes_vacuum(view.center).then(|| vacuum(model, params, view, n_descriptor));
     outputs[0] -= vacuum.as_ref().map_or(0.0, |(e, _)| *e);
     Forward { parts, fitting, outputs, vacuum: vacuum.map(|(_, traces)| traces) }
@@ -67,9 +102,19 @@ fn forward(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> Forward {
 fn vacuum(model: &Dp, params: &[f64], view: &AtomView, n_descriptor: usize) -> (f64, Vec<Trace>) {
     let mut x = vec![0.0; n_descriptor];
     x.extend(&view.extra);
-    let (e, mut traces) = layer::net_forward(&model.fitting[view.center], params, &x);
-    layer::net_tangent(&model.fitting[view.center], params, &mut traces, &vec![0.0; x.len()]);
+    let (e, mut traces) = layer::net_forward(&model.fitting[model.fitting_net(view.center)], params, &x);
+    layer::net_tangent(
+        &model.fitting[model.fitting_net(view.center)],
+        params,
+        &mut traces,
+        &vec![0.0; x.len()],
+    );
     (e[0], traces)
+}
+
+/// The fitting net of an atom.
+fn fitting_of<'a>(models: &'a [Arc<Dp>], view: &AtomView) -> &'a NetShape {
+    &models[0].fitting[models[0].fitting_net(view.center)]
 }
 
 /// Where the numbers of each descriptor stand among the inputs of the fitting net.
@@ -90,11 +135,11 @@ pub fn outputs(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> Vec<f64> 
 
 /// The energy of an atom and its gradient by the rows of the environment matrix.
 pub fn first_pass(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> FirstPass {
-    let f = forward(models, params, view);
-    let de_x = layer::net_backward_input(&models[0].fitting[view.center], params, &f.fitting, &[1.0]);
+    let mut f = forward(models, params, view);
+    let de_x = layer::net_backward_input(fitting_of(models, view), params, &f.fitting, &[1.0]);
     let mut de_row = Vec::new();
     for (k, place) in places(models).into_iter().enumerate() {
-        de_row.push(f.parts[k].backward(&models[k], params, &view.entries[k], &de_x[place]));
+        de_row.push(f.parts[k].backward(&de_x[place]));
     }
     FirstPass { energy: f.outputs[0], de_row }
 }
@@ -105,16 +150,16 @@ pub fn second_pass(
     models: &[Arc<Dp>],
     params: &[f64],
     view: &AtomView,
-    row_dot: &[Vec<[f64; 4]>],
+    row_dot: &[Vec<Row>],
     (dl_e, de_e): (&[f64], &[f64]),
 ) {
     let mut f = forward(models, params, view);
-    let fitting = &models[0].fitting[view.center];
+    let fitting = fitting_of(models, view);
 
     // Tangent: rows -> D -> fitting net.
     let mut x_dot = Vec::new();
     for (k, part) in f.parts.iter_mut().enumerate() {
-        x_dot.extend(part.tangent(&models[k], params, &view.entries[k], &row_dot[k]));
+        x_dot.extend(part.tangent(&row_dot[k]));
     }
     x_dot.extend(vec![0.0; view.extra.len()]);
     layer::net_tangent(fitting, params, &mut f.fitting, &x_dot);
@@ -126,7 +171,6 @@ pub fn second_pass(
     }
     let de_x = layer::net_backward_input(fitting, params, &f.fitting, de_e);
     for (k, place) in places(models).into_iter().enumerate() {
-        let adjoints = (&dl_x[place.clone()], &de_x[place]);
-        f.parts[k].gradient_add(grad, (&models[k], params), &view.entries[k], &row_dot[k], adjoints);
+        f.parts[k].gradient_add(grad, &dl_x[place.clone()], &de_x[place]);
     }
 }

@@ -169,8 +169,14 @@ mod tests {
 
     fn net(activation: Activation) -> (NetShape, Vec<f64>) {
         let mut table = ParamTable::default();
-        let spec =
-            HiddenSpec { n_in: 3, neuron: &[3, 6, 5], activation, resnet_dt: true, trainable: &[true; 3] };
+        let spec = HiddenSpec {
+            n_in: 3,
+            neuron: &[3, 6, 5],
+            activation,
+            resnet_dt: true,
+            bias: true,
+            trainable: &[true; 3],
+        };
         let shape = NetShape::hidden(&mut table, "net", spec).with_output(&mut table, "net", 2, true);
         let mut params = vec![0.0; table.len()];
         Generator::new(3).normal_f64(&mut params, 0.0, 0.6);

@@ -3,11 +3,14 @@
 //! It has no `unsafe`, no SIMD and no threads, and is never improved for speed. Each op stands in a file of its
 //! own with its formula, tangent and adjoint.
 
+mod angles;
 pub mod atom;
+mod attention;
 pub mod env;
 pub mod layer;
 mod outputs;
 mod pairs;
+mod tape;
 
 use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
 use crate::Result;
@@ -16,6 +19,7 @@ use crate::model::dp::geometry::{Geometry, lists_of};
 use crate::neighbor::{Cut, NeighborList};
 use crate::sample::Prepared;
 use atom::{AtomView, Entry};
+use env::Row;
 use std::sync::Arc;
 
 /// Evaluates a Deep Potential atom by atom.
@@ -58,19 +62,23 @@ impl ReferenceEngine {
         let options = model.descriptor();
         let mut entries = Vec::new();
         for t in 0..model.n_types() {
-            let net = model.embedding_net(center, t);
+            let net = if options.is_mixed() { 0 } else { model.embedding_net(center, t) };
             for pair in geometry.pairs(i, t, model.n_types()) {
                 let row = env::row(options, &geometry.d[pair], &davg, &dstd);
-                entries.push(Entry { net, row, weight: 1.0, pair: Some(pair) });
+                entries.push(Entry { neighbor: t, net, row, weight: 1.0, pair: Some(pair) });
             }
             let padding = geometry.padding[i * model.n_types() + t];
+            // Where types have slots together, the empty ones have a type of their own.
+            let neighbor = if options.is_mixed() { geometry.empty_type } else { t };
             if padding > 0 {
-                let row = [0, 1, 2, 3].map(|c| -davg[c] / dstd[c]);
-                entries.push(Entry { net, row, weight: f64::from(padding), pair: None });
+                let row =
+                    [-davg[0] / dstd[0], -davg[1] / dstd[1], -davg[2] / dstd[2], -davg[3] / dstd[3], 0.0];
+                entries.push(Entry { neighbor, net, row, weight: f64::from(padding), pair: None });
             }
             let left_out = geometry.left_out.get(i * model.n_types() + t).copied().unwrap_or(0);
             if left_out > 0 {
-                entries.push(Entry { net, row: [0.0; 4], weight: f64::from(left_out), pair: None });
+                let (row, weight) = ([0.0; 5], f64::from(left_out));
+                entries.push(Entry { neighbor: t, net, row, weight, pair: None });
             }
         }
         entries
@@ -83,7 +91,7 @@ impl ReferenceEngine {
         (model, geometry): (&Dp, &Geometry),
         (i, center): (usize, usize),
         entries: &[Entry],
-        de_row: &[[f64; 4]],
+        de_row: &[Row],
     ) {
         for (entry, de_row) in entries.iter().zip(de_row) {
             let Some(pair) = entry.pair else { continue };
@@ -171,13 +179,13 @@ impl Engine for ReferenceEngine {
             for i in 0..n {
                 let Some(view) = self.neighborhood(geometry, i) else { continue };
                 let row_dot = |model: &Dp, geometry: &Geometry, entry: &Entry| {
-                    let Some(pair) = entry.pair else { return [0.0; 4] };
+                    let Some(pair) = entry.pair else { return [0.0; 5] };
                     let (d, j) = (geometry.d[pair], geometry.j[pair] as usize);
                     let strain = |k: usize| -(0..3).map(|a| dl_virial[3 * a + k] * d[a]).sum::<f64>();
                     let d_dot = [0, 1, 2].map(|k| u(j, k) - u(i, k) + strain(k));
                     env::tangent(model.descriptor(), &d, &d_dot, &model.stats.dstd[view.center])
                 };
-                let row_dot: Vec<Vec<[f64; 4]>> = (0..self.parts.len())
+                let row_dot: Vec<Vec<Row>> = (0..self.parts.len())
                     .map(|k| {
                         let of = |entry: &Entry| row_dot(&self.parts[k], &geometry.0[k], entry);
                         view.entries[k].iter().map(of).collect()
@@ -197,7 +205,7 @@ pub(crate) mod tests {
     use crate::data::Frame;
     use crate::data::Labels;
     use crate::model::activation::Activation;
-    use crate::model::dp::descriptor::SeE2R;
+    use crate::model::dp::descriptor::{SeAtten, SeE2R, SeE3};
     use crate::model::dp::fitting::{Dos, Property};
     use crate::model::dp::options::*;
     use crate::model::dp::spec::DpStatistics;
@@ -227,6 +235,64 @@ pub(crate) mod tests {
     pub(crate) fn distances() -> DescriptorOptions {
         let kind = DescriptorKind::SeE2R(SeE2R);
         DescriptorOptions { kind, type_one_side: true, exclude_types: vec![(0, 1)], ..options() }
+    }
+
+    /// Neighbours two by two.
+    pub(crate) fn angles() -> DescriptorOptions {
+        DescriptorOptions { kind: DescriptorKind::SeE3(SeE3), ..options() }
+    }
+
+    /// Attention between the neighbours, of which some have no slot, in several forms.
+    pub(crate) fn attention() -> Vec<DescriptorOptions> {
+        let one = SeAtten {
+            axis_neuron: 3,
+            tebd_dim: 4,
+            strip: false,
+            smooth: true,
+            attn: 5,
+            attn_layer: 2,
+            attn_dotr: true,
+            normalize: true,
+            temperature: None,
+            scaling_factor: 1.3,
+            trainable_ln: true,
+            ln_eps: 1e-3,
+            concat_output_tebd: true,
+            use_econf_tebd: false,
+            use_tebd_bias: true,
+        };
+        let bare = SeAtten {
+            strip: true,
+            smooth: false,
+            attn_layer: 1,
+            attn_dotr: false,
+            normalize: false,
+            temperature: Some(0.4),
+            concat_output_tebd: false,
+            ..one.clone()
+        };
+        let flat = SeAtten { strip: true, attn_layer: 0, ..one.clone() };
+        let with = |own: &SeAtten| DescriptorOptions {
+            kind: DescriptorKind::SeAtten(own.clone()),
+            sel: Sel::Fixed(vec![17]),
+            ..options()
+        };
+        vec![
+            with(&one),
+            DescriptorOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..with(&bare) },
+            with(&flat),
+            DescriptorOptions {
+                type_one_side: true,
+                ..with(&SeAtten { strip: true, attn_dotr: false, ..one })
+            },
+        ]
+    }
+
+    /// One of each form.
+    fn forms() -> Vec<Descriptors> {
+        let mut all: Vec<Descriptors> = vec![options().into(), distances().into(), angles().into(), hybrid()];
+        all.extend(attention().into_iter().map(Descriptors::from));
+        all
     }
 
     /// Three of them with cutoffs and slots of their own.
@@ -314,6 +380,7 @@ pub(crate) mod tests {
             cell: Some([5.2, 0.1, 0.0, 0.7, 5.5, -0.3, 0.2, 0.4, 6.1]),
             fparam: vec![noise(91)],
             aparam: (0..n).map(|i| noise(200 + i)).collect(),
+            sorted: false,
             labels: Labels::default(),
         }
     }
@@ -386,7 +453,7 @@ pub(crate) mod tests {
 
     #[test]
     fn force_is_minus_the_gradient_of_the_energy() {
-        [options().into(), distances().into(), hybrid()].into_iter().for_each(check_force);
+        forms().into_iter().for_each(check_force);
     }
 
     fn check_force(descriptor: Descriptors) {
@@ -408,7 +475,7 @@ pub(crate) mod tests {
 
     #[test]
     fn virial_is_minus_the_strain_derivative_of_the_energy() {
-        [options().into(), distances().into(), hybrid()].into_iter().for_each(check_virial);
+        forms().into_iter().for_each(check_virial);
     }
 
     fn check_virial(descriptor: Descriptors) {
@@ -440,9 +507,11 @@ pub(crate) mod tests {
 
     #[test]
     fn gradient_of_a_loss_agrees_with_central_differences() {
+        for descriptor in forms() {
+            check_gradient(model(descriptor));
+        }
         let descriptors: [Descriptors; 3] = [options().into(), distances().into(), hybrid()];
         for descriptor in descriptors {
-            check_gradient(model(descriptor.clone()));
             for kind in other_outputs() {
                 check_gradient(model_with(descriptor.clone(), |fitting| fitting.kind = kind));
             }

@@ -2,6 +2,7 @@
 //!
 //! `out_i = scale e_i + bias` with the statistics of the type, e the outputs of the net.
 
+use super::env::Row;
 use super::{AtomView, Geometries, ReferenceEngine, atom};
 use crate::engine::{Prediction, Seeds};
 
@@ -59,7 +60,7 @@ impl ReferenceEngine {
                 let dl_e: Vec<f64> = (0..width).map(dl_e).collect();
                 // Nothing moves.
                 let row_dot: Vec<_> =
-                    view.entries.iter().map(|entries| vec![[0.0; 4]; entries.len()]).collect();
+                    view.entries.iter().map(|entries| vec![Row::default(); entries.len()]).collect();
                 let de_e = vec![0.0; width];
                 atom::second_pass(grad, &self.parts, params, view, &row_dot, (&dl_e, &de_e));
             }

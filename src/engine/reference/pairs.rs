@@ -3,7 +3,8 @@
 //! `A = sum_j G(s_j) (x) env_j / n_sel` with `s_j = row_j[0]`, D from A. What env is, and how D comes from A, is the descriptor's
 //! [`Form`]; what is not there has zeros: `env = (1, 0, 0, 0)` without directions.
 
-use super::atom::Entry;
+use super::atom::{self, Entry};
+use super::env::Row;
 use super::layer::{self, Trace};
 use crate::model::dp::Dp;
 use crate::model::dp::options::Form;
@@ -11,17 +12,22 @@ use crate::model::dp::options::Form;
 impl Entry {
     fn env(&self, model: &Dp) -> [f64; 4] {
         match model.descriptor().form() {
-            Form::Directions { .. } => self.row,
             Form::Distances { .. } => [1.0, 0.0, 0.0, 0.0],
+            _ => four(&self.row),
         }
     }
+}
+
+/// A row without the switch.
+fn four(row: &Row) -> [f64; 4] {
+    [0, 1, 2, 3].map(|c| row[c])
 }
 
 /// The change of env with that of the row; also dE/drow by way of env from dE/denv.
 fn env_dot(model: &Dp, row_dot: &[f64; 4]) -> [f64; 4] {
     match model.descriptor().form() {
-        Form::Directions { .. } => *row_dot,
         Form::Distances { .. } => [0.0; 4],
+        _ => *row_dot,
     }
 }
 
@@ -29,17 +35,22 @@ fn env_dot(model: &Dp, row_dot: &[f64; 4]) -> [f64; 4] {
 type Matrix = Vec<[f64; 4]>;
 
 /// D with what its derivatives need.
-pub struct Described {
+pub struct Described<'a> {
+    model: &'a Dp,
+    params: &'a [f64],
+    entries: &'a [Entry],
+    /// How the rows change, after the tangent.
+    row_dot: Vec<[f64; 4]>,
     g: Vec<Vec<f64>>,
     embedding: Vec<Vec<Trace>>,
     a: Matrix,
     a_dot: Matrix,
     /// The descriptor, flattened.
-    pub d: Vec<f64>,
+    d: Vec<f64>,
 }
 
 /// D of an atom.
-pub fn forward(model: &Dp, params: &[f64], entries: &[Entry]) -> Described {
+pub fn forward<'a>(model: &'a Dp, params: &'a [f64], entries: &'a [Entry]) -> Described<'a> {
     let mut a = vec![[0.0; 4]; model.n_embed()];
     let (mut g, mut embedding) = (Vec::new(), Vec::new());
     for entry in entries {
@@ -48,18 +59,25 @@ pub fn forward(model: &Dp, params: &[f64], entries: &[Entry]) -> Described {
         g.push(value);
         embedding.push(traces);
     }
-    Described { d: descriptor(model, &a), g, embedding, a_dot: Vec::new(), a }
+    let d = descriptor(model, &a);
+    Described { model, params, entries, row_dot: Vec::new(), d, g, embedding, a_dot: Vec::new(), a }
 }
 
-impl Described {
+impl Described<'_> {
     fn de_a(&self, model: &Dp, de_d: &[f64]) -> Matrix {
         let mut de_a = vec![[0.0; 4]; model.n_embed()];
         descriptor_backward_add(&mut de_a, model, &self.a, de_d);
         de_a
     }
+}
 
-    /// dE/drow of each entry from dE/dD.
-    pub fn backward(&self, model: &Dp, params: &[f64], entries: &[Entry], de_d: &[f64]) -> Vec<[f64; 4]> {
+impl atom::Described for Described<'_> {
+    fn value(&self) -> &[f64] {
+        &self.d
+    }
+
+    fn backward(&mut self, de_d: &[f64]) -> Vec<Row> {
+        let (model, params, entries) = (self.model, self.params, self.entries);
         let de_a = self.de_a(model, de_d);
         let mut de_row = Vec::with_capacity(entries.len());
         for (n, entry) in entries.iter().enumerate() {
@@ -70,19 +88,15 @@ impl Described {
             let de_g = contract(&de_a, &entry.env(model), scale);
             let net = &model.embedding[entry.net];
             de[0] += layer::net_backward_input(net, params, &self.embedding[n], &de_g)[0];
-            de_row.push(de);
+            de_row.push([de[0], de[1], de[2], de[3], 0.0]);
         }
         de_row
     }
 
-    /// The change of D with that of the rows.
-    pub fn tangent(
-        &mut self,
-        model: &Dp,
-        params: &[f64],
-        entries: &[Entry],
-        row_dot: &[[f64; 4]],
-    ) -> Vec<f64> {
+    fn tangent(&mut self, row_dot: &[Row]) -> Vec<f64> {
+        let (model, params, entries) = (self.model, self.params, self.entries);
+        self.row_dot = row_dot.iter().map(four).collect();
+        let row_dot = &self.row_dot;
         let mut a_dot = vec![[0.0; 4]; model.n_embed()];
         for (n, entry) in entries.iter().enumerate() {
             let scale = entry.weight / model.n_sel() as f64;
@@ -96,15 +110,8 @@ impl Described {
         d_dot
     }
 
-    /// After [`Described::tangent`]: adds the gradient by the parameters of the nets, given the adjoints of D and of its change.
-    pub fn gradient_add(
-        &self,
-        grad: &mut [f64],
-        (model, params): (&Dp, &[f64]),
-        entries: &[Entry],
-        row_dot: &[[f64; 4]],
-        (dl_d, de_d): (&[f64], &[f64]),
-    ) {
+    fn gradient_add(&mut self, grad: &mut [f64], dl_d: &[f64], de_d: &[f64]) {
+        let (model, params, entries, row_dot) = (self.model, self.params, self.entries, &self.row_dot);
         let de_a = self.de_a(model, de_d);
         let mut dl_a = vec![[0.0; 4]; model.n_embed()];
         descriptor_backward_add(&mut dl_a, model, &self.a, dl_d);
@@ -134,7 +141,7 @@ fn outer_add(a: &mut Matrix, g: &[f64], env: &[f64; 4], scale: f64) {
 fn descriptor(model: &Dp, a: &Matrix) -> Vec<f64> {
     match model.descriptor().form() {
         Form::Directions { axis } => product(axis, a, a),
-        Form::Distances { scale } => a.iter().map(|a| scale * a[0]).collect(),
+        form => a.iter().map(|a| form.scale() * a[0]).collect(),
     }
 }
 
@@ -152,7 +159,7 @@ fn descriptor_tangent(model: &Dp, a: &Matrix, a_dot: &Matrix) -> Vec<f64> {
 fn descriptor_backward_add(d_a: &mut Matrix, model: &Dp, a: &Matrix, d_d: &[f64]) {
     match model.descriptor().form() {
         Form::Directions { axis } => product_backward_add(d_a, axis, a, d_d),
-        Form::Distances { scale } => d_a.iter_mut().zip(d_d).for_each(|(d_a, d_d)| d_a[0] += scale * d_d),
+        form => d_a.iter_mut().zip(d_d).for_each(|(d_a, d_d)| d_a[0] += form.scale() * d_d),
     }
 }
 

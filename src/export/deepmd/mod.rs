@@ -14,6 +14,7 @@
 //!   that an isolated atom has just that energy.
 //! - `trainable` of the descriptor and of the fitting net may be lost on the way; each layer keeps its own flag.
 
+mod attention;
 mod read;
 mod write;
 
@@ -34,4 +35,5 @@ mod version {
     pub const EMBEDDING_NET: i64 = 2;
     pub const FITTING_NET: i64 = 1;
     pub const LAYER: i64 = 2;
+    pub const TYPE_EMBEDDING: i64 = 2;
 }

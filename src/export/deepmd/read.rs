@@ -1,13 +1,14 @@
 //! From the tree to a model.
 
-use super::version;
+use super::{attention, version};
 use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
-use crate::model::dp::descriptor::{Shared, entry_called};
+use crate::model::dp::descriptor::{Nets, Shared, entry_called};
 use crate::model::dp::fitting;
 use crate::model::dp::options::{
     Applied, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output, Precision, Sel,
+    check_outputs,
 };
 use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
 use crate::model::dp::table::EmbeddingTable;
@@ -40,13 +41,28 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
     let fitting_layers = [&[input], &fitting_options.neuron[..], &[output.net_width]].concat();
     let mut descriptor_nets = Vec::new();
     for part in &parts {
-        descriptor_nets.extend(read_descriptor_nets(part, n_types)?);
+        descriptor_nets.extend(match part.options.attention() {
+            Some(_) => attention::read(&part.place, &part.options, &type_map)?,
+            None => read_descriptor_nets(part, n_types)?,
+        });
+    }
+    check_outputs(&descriptors, &fitting_options).map_err(|e| e.at(&fitting))?;
+    let is_mixed = descriptors.is_mixed();
+    let found = fitting.find("mixed_types")?;
+    if let Some(found) = found.filter(|found| found.bool().is_ok_and(|found| found != is_mixed)) {
+        return Err(unsupported(&found, &format!("mixed_types: {} with such a descriptor", !is_mixed)));
     }
     Ok(DpModel {
         stats: read_statistics(&model, &parts, &fitting, &fitting_options)?,
         descriptor_nets,
         tables: read_all_tables(&parts, n_types)?,
-        fitting_nets: read_nets(&fitting.get("nets")?, 1, n_types, &fitting_layers, |_| false)?,
+        fitting_nets: read_nets(
+            &fitting.get("nets")?,
+            if is_mixed { 0 } else { 1 },
+            n_types,
+            &fitting_layers,
+            |_| false,
+        )?,
         min_nbor_dist: read_min_nbor_dist(&root)?,
         options: ModelOptions {
             type_map,
@@ -106,17 +122,24 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         return Err(unsupported(&named, &format!("descriptor of type \"{}\"", named.str()?)));
     };
     let neuron = place.get("neuron")?.list(Place::usize)?;
-    let get = |key: &str| place.get(key)?.node.to_json();
-    let kind = (entry.read)(&get, &Shared { neuron: &neuron }).map_err(|e| e.at(place.to_string()))?;
+    let get = |key: &str| place.find(key)?.map_or(Ok(Value::Null), |found| found.node.to_json());
+    let shared = Shared { neuron: &neuron, type_map };
+    if neuron.is_empty() {
+        bail!("{place}.neuron: found no layer, wanted at least one");
+    }
+    let kind = (entry.read)(&get, &shared).map_err(|e| e.at(place.to_string()))?;
     let options = DescriptorOptions {
         kind,
-        sel: Sel::Fixed(place.get("sel")?.list(Place::usize)?),
+        sel: Sel::Fixed(match entry.nets {
+            Nets::Attention => vec![sum_of(&place.get("sel")?)?],
+            _ => place.get("sel")?.list(Place::usize)?,
+        }),
         rcut: place.get("rcut")?.f64()?,
         rcut_smth: place.get("rcut_smth")?.f64()?,
         neuron,
         activation: read_activation(place)?,
         resnet_dt: place.get("resnet_dt")?.bool()?,
-        type_one_side: place.get("type_one_side")?.bool()?,
+        type_one_side: entry.nets != Nets::ByNeighbors && place.get("type_one_side")?.bool()?,
         precision: read_precision(place)?,
         trainable: read_descriptor_trainable(place)?,
         seed: script["seed"].as_u64(),
@@ -129,9 +152,18 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
     Ok(options)
 }
 
+/// The slots of all types together.
+fn sum_of(place: &Place) -> Result<usize> {
+    let numbers = place.list(Place::usize)?;
+    match numbers.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) {
+        Some(sum) => Ok(sum),
+        None => bail!("{place}: {numbers:?} is larger than any model"),
+    }
+}
+
 fn check_descriptor(place: &Place, options: &DescriptorOptions, n_types: usize) -> Result<()> {
     let sel = options.fixed_sel();
-    if sel.len() != n_types {
+    if sel.len() != n_types && !options.is_mixed() {
         bail!("{place}.sel: found {} entries, wanted one for each of {n_types} types", sel.len());
     }
     if sel.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)).is_none_or(|sum| sum > 1 << 24) {
@@ -141,9 +173,6 @@ fn check_descriptor(place: &Place, options: &DescriptorOptions, n_types: usize) 
         bail!("{place}.rcut_smth: {} A is not below rcut = {} A", options.rcut_smth, options.rcut);
     }
     check_widths(&place.get("neuron")?, &options.neuron)?;
-    if options.neuron.is_empty() {
-        bail!("{place}.neuron: found no layer, wanted at least one");
-    }
     Ok(())
 }
 
@@ -153,7 +182,7 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         return Err(unsupported(&named, &format!("fitting net of type \"{}\"", named.str()?)));
     };
     check_version(place, entry.version)?;
-    for key in ["spin", "layer_name", "dim_case_embd", "tot_ener_zero", "mixed_types"] {
+    for key in ["spin", "layer_name", "dim_case_embd", "tot_ener_zero"] {
         check_absent(place, key)?;
     }
     check_type_map(place, type_map)?;
@@ -343,7 +372,7 @@ fn read_statistics(
 
 /// `davg` or `dstd`: one row for each centre type, the same in all slots. A row without directions is filled up with `rest`.
 fn read_rows(place: &Place, options: &DescriptorOptions, n_types: usize, rest: f64) -> Result<Vec<[f64; 4]>> {
-    let (array, n) = (place.array()?, options.form().components());
+    let (array, n) = (place.array()?, options.form().row());
     let all_slots: usize = options.fixed_sel().iter().sum();
     let wanted = [n_types, all_slots, n];
     if array.shape != wanted || all_slots == 0 {
@@ -364,7 +393,7 @@ fn read_rows(place: &Place, options: &DescriptorOptions, n_types: usize, rest: f
 }
 
 /// An array of so many numbers in any shape; `None` where it is null or absent.
-fn numbers(variables: &Place, key: &str, len: usize) -> Result<Option<Vec<f64>>> {
+pub(super) fn numbers(variables: &Place, key: &str, len: usize) -> Result<Option<Vec<f64>>> {
     let Some(place) = variables.find(key)? else { return Ok(None) };
     let array = place.array()?;
     if array.data.len() != len {
@@ -377,10 +406,9 @@ fn read_descriptor_nets(part: &Part, n_types: usize) -> Result<Vec<Net>> {
     let options = &part.options;
     let ndim = if options.type_one_side { 1 } else { 2 };
     // Some writers leave out the nets of pairs that do not see each other.
-    let unused = |index: usize| {
-        let (centre, neighbour) = (index % n_types, index / n_types);
-        let pairs = &options.exclude_types;
-        ndim == 2 && (pairs.contains(&(centre, neighbour)) || pairs.contains(&(neighbour, centre)))
+    let unused = |index: usize| match options.kind.entry().nets {
+        Nets::ByNeighbors => !options.uses_net(index, n_types),
+        _ => ndim == 2 && options.excludes(index % n_types, index / n_types),
     };
     let layers = [&[1], &options.neuron[..]].concat();
     read_nets(&part.place.get("embeddings")?, ndim, n_types, &layers, unused)
@@ -406,6 +434,9 @@ fn read_all_tables(parts: &[Part], n_types: usize) -> Result<Option<Vec<Embeddin
 fn read_tables(part: &Part, n_types: usize) -> Result<Option<Vec<EmbeddingTable>>> {
     let options = &part.options;
     let Some(compress) = part.place.find("compress")? else { return Ok(None) };
+    if !options.form().has_series() {
+        return Err(unsupported(&compress, "a table in place of nets of this descriptor"));
+    }
     let variables = compress.get(VARIABLES)?;
     let (data, info) = (variables.get("compress_data")?, variables.get("compress_info")?);
     let (tables, about) = (data.items()?, info.items()?);
@@ -424,7 +455,7 @@ fn read_tables(part: &Part, n_types: usize) -> Result<Option<Vec<EmbeddingTable>
     tables.iter().zip(&about).map(table).collect::<Result<_>>().map(Some)
 }
 
-fn read_nets(
+pub(super) fn read_nets(
     place: &Place,
     ndim: u32,
     n_types: usize,
@@ -460,7 +491,7 @@ fn read_net(place: &Place, widths: &[usize]) -> Result<Net> {
     Ok(Net { layers: layers.collect::<Result<_>>()? })
 }
 
-fn read_layer(place: &Place, n_in: usize, n_out: usize) -> Result<Layer> {
+pub(super) fn read_layer(place: &Place, n_in: usize, n_out: usize) -> Result<Layer> {
     check_version(place, version::LAYER)?;
     let variables = place.get(VARIABLES)?;
     let w = variables.get("w")?;
@@ -496,7 +527,7 @@ fn flag(place: &Place, key: &str) -> Result<bool> {
     place.find(key)?.map_or(Ok(false), |p| p.bool())
 }
 
-fn check_version(place: &Place, newest: i64) -> Result<()> {
+pub(super) fn check_version(place: &Place, newest: i64) -> Result<()> {
     let Some(found) = place.find("@version")? else { return Ok(()) };
     match found.node {
         Node::Int(version) if (1..=newest).contains(version) => Ok(()),

@@ -1,7 +1,8 @@
 //! From a model to the tree.
 
-use super::version;
+use super::{attention, version};
 use crate::export::tree::{Array, ArrayData, Map, Node, VARIABLES};
+use crate::model::dp::descriptor::Nets;
 use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Precision};
 use crate::model::dp::spec::{DpModel, Layer, Net};
 use crate::model::dp::table::EmbeddingTable;
@@ -107,7 +108,7 @@ fn descriptors_tree(model: &DpModel) -> Map {
 fn descriptor_tree(part: &Part) -> Map {
     let Part { model, options, .. } = *part;
     let slots: usize = options.fixed_sel().iter().sum();
-    let n = options.form().components();
+    let n = options.form().row();
     let shape = vec![model.n_types(), slots, n];
     let over_slots = |rows: &[[f64; 4]]| -> Vec<f64> {
         rows.iter().flat_map(|row| row[..n].iter().copied().cycle().take(n * slots)).collect()
@@ -123,7 +124,7 @@ fn descriptor_tree(part: &Part) -> Map {
     let entry = options.kind.entry();
     let mut tree = Map::new()
         .with("@class", "Descriptor")
-        .with("type", entry.variant.name)
+        .with("type", entry.in_files)
         .with(
             "@version",
             if part.tables.is_some() { version::DESCRIPTOR_NEWEST } else { version::DESCRIPTOR },
@@ -138,18 +139,23 @@ fn descriptor_tree(part: &Part) -> Map {
     if let Some(tables) = part.tables {
         tree = tree.with("compress", Map::new().with(VARIABLES, tables_tree(tables, options.precision)));
     }
+    if entry.nets != Nets::ByNeighbors {
+        tree = tree.with("type_one_side", options.type_one_side);
+    }
+    tree = match options.attention() {
+        Some(_) => attention::write(tree, options, &model.options.type_map, part.nets),
+        None => tree.with("embeddings", embeddings_tree(part)),
+    };
     tree.with("resnet_dt", options.resnet_dt)
         .with("set_davg_zero", options.set_davg_zero)
         .with("activation_function", options.activation.name())
         .with("precision", precision_name(options.precision))
-        .with("embeddings", embeddings_tree(part))
         .with("env_mat", env_mat)
         .with("exclude_types", pairs_tree(&options.exclude_types))
         .with("env_protection", options.env_protection)
         .with(VARIABLES, variables)
         .with("type_map", model.options.type_map.clone())
         .with("trainable", options.trainable)
-        .with("type_one_side", options.type_one_side)
         .with("spin", Node::Null)
 }
 
@@ -217,7 +223,7 @@ fn fitting_tree(model: &DpModel) -> Map {
         .with("default_fparam", options.default_fparam.clone())
         .with("activation_function", options.activation.name())
         .with("precision", precision_name(options.precision))
-        .with("mixed_types", false)
+        .with("mixed_types", model.options.descriptors.is_mixed())
         .with("nets", fitting_nets_tree(model))
         .with("rcond", options.rcond)
         .with("exclude_types", model.options.atom_exclude_types.clone())
@@ -255,11 +261,12 @@ fn fitting_nets_tree(model: &DpModel) -> Map {
             .with("bias_out", net.layers.last().is_none_or(|layer| !layer.b.is_empty()))
             .with("layers", layers_tree(net, options.precision, |i| options.trainable[i]))
     };
-    assert_eq!(model.fitting_nets.len(), model.n_types(), "one fitting net for each type");
-    collection("fitting_network", 1, model.n_types(), model.fitting_nets.iter().map(net).collect())
+    let (ndim, wanted) = if model.options.descriptors.is_mixed() { (0, 1) } else { (1, model.n_types()) };
+    assert_eq!(model.fitting_nets.len(), wanted, "one fitting net for each type, or for all of them");
+    collection("fitting_network", ndim, model.n_types(), model.fitting_nets.iter().map(net).collect())
 }
 
-fn collection(kind: &str, ndim: usize, n_types: usize, networks: Vec<Map>) -> Map {
+pub(super) fn collection(kind: &str, ndim: usize, n_types: usize, networks: Vec<Map>) -> Map {
     Map::new()
         .with("@class", "NetworkCollection")
         .with("@version", version::COLLECTION)
@@ -269,7 +276,7 @@ fn collection(kind: &str, ndim: usize, n_types: usize, networks: Vec<Map>) -> Ma
         .with("networks", networks)
 }
 
-fn layers_tree(net: &Net, precision: Precision, trainable: impl Fn(usize) -> bool) -> Node {
+pub(super) fn layers_tree(net: &Net, precision: Precision, trainable: impl Fn(usize) -> bool) -> Node {
     let layer = |(i, layer): (usize, &Layer)| {
         let row = |values: &[f64]| numbers(precision, vec![layer.n_out], values);
         let variables = Map::new()
@@ -291,7 +298,7 @@ fn layers_tree(net: &Net, precision: Precision, trainable: impl Fn(usize) -> boo
     Node::List(net.layers.iter().enumerate().map(layer).collect())
 }
 
-fn numbers(precision: Precision, shape: Vec<usize>, values: &[f64]) -> Node {
+pub(super) fn numbers(precision: Precision, shape: Vec<usize>, values: &[f64]) -> Node {
     let data = match precision {
         Precision::Float32 => ArrayData::F32(values.iter().map(|&v| v as f32).collect()),
         Precision::Float64 => ArrayData::F64(values.to_vec()),
@@ -299,7 +306,7 @@ fn numbers(precision: Precision, shape: Vec<usize>, values: &[f64]) -> Node {
     Array::new(shape, data).into()
 }
 
-fn precision_name(precision: Precision) -> &'static str {
+pub(super) fn precision_name(precision: Precision) -> &'static str {
     match precision {
         Precision::Float32 => "float32",
         Precision::Float64 => "float64",
@@ -332,7 +339,6 @@ fn descriptor_section(descriptor: &DescriptorOptions) -> serde_json::Value {
         "neuron": descriptor.neuron,
         "activation_function": descriptor.activation.name(),
         "resnet_dt": descriptor.resnet_dt,
-        "type_one_side": descriptor.type_one_side,
         "precision": precision_name(descriptor.precision),
         "trainable": descriptor.trainable,
         "seed": descriptor.seed,
@@ -340,6 +346,9 @@ fn descriptor_section(descriptor: &DescriptorOptions) -> serde_json::Value {
         "set_davg_zero": descriptor.set_davg_zero,
         "env_protection": descriptor.env_protection,
     });
+    if entry.nets != Nets::ByNeighbors {
+        section["type_one_side"] = descriptor.type_one_side.into();
+    }
     for (key, value) in (entry.write)(descriptor) {
         section[key] = value;
     }

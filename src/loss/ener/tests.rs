@@ -35,7 +35,7 @@ fn batch() -> (Vec<Frame>, Prediction) {
                 ..Labels::default()
             };
             let (coord, fparam, aparam) = (vec![0.0; 3 * n], Vec::new(), Vec::new());
-            Frame { types: types.into(), coord, cell: None, fparam, aparam, labels }
+            Frame { types: types.into(), coord, cell: None, fparam, aparam, sorted: false, labels }
         })
         .collect();
     let out = Prediction {

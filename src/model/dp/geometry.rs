@@ -26,12 +26,15 @@ pub struct Geometry {
     pub d: Vec<[f64; 3]>,
     /// `[n_pairs]` |d|, A.
     pub r: Vec<f64>,
-    /// `[n_atoms * n_types]` empty slots, each of which contributes the row -davg / dstd.
+    /// `[n_atoms * n_types]` empty slots, each of which contributes the row -davg / dstd. Where types have slots together, all of
+    /// them stand with type 0.
     pub padding: Vec<u32>,
     /// `[n_atoms * n_types]` slots of neighbours that are excluded, where they count ([`Form`]); else nothing.
     pub left_out: Vec<u32>,
     /// `[n_atoms, n_extra]` normalised frame and atomic parameters.
     pub extra: Vec<f64>,
+    /// The type that empty slots have where it matters ([`Form::Attention`]): that of the first atom, as in DeePMD-kit.
+    pub empty_type: usize,
 }
 
 impl Geometry {
@@ -60,12 +63,14 @@ impl Geometry {
             self.types = self.types.iter().enumerate().map(own).collect();
         }
         extra_inputs(&mut self.extra, model, frame.n_atoms(), &frame.fparam, &frame.aparam);
+        self.empty_type = empty_type(&frame.types, frame.sorted);
         let counts_left_out = counts_left_out(model);
         for i in 0..frame.n_atoms() {
+            let mut shared = Shared::new(model, |t| list.of(i, t).map(|near| near.r).collect());
             for t in 0..n_types {
-                let (center, slots) = (frame.types[i], model.sel()[t]);
+                let (center, slots) = (frame.types[i], shared.slots(model, t));
                 if is_hidden(model, center, t) {
-                    self.push_empty(slots, counts_left_out);
+                    self.push_empty(shared.empty(slots, 0), counts_left_out);
                     continue;
                 }
                 let is_seen = center >= 0 && !model.descriptor().excludes(center as usize, t);
@@ -77,19 +82,20 @@ impl Geometry {
                     // An excluded neighbour keeps its slot, which is no empty one.
                     slots.min(list.count(i, t))
                 };
-                self.padding.push((slots - taken) as u32);
+                self.padding.push(shared.empty(slots, taken));
                 if counts_left_out {
                     self.left_out.push(if is_seen { 0 } else { taken as u32 });
                 }
                 self.start.push(self.j.len() as u32);
             }
+            shared.give_empty(&mut self.padding, n_types);
         }
         Ok(())
     }
 
     /// Adds a group of which all slots are empty.
-    fn push_empty(&mut self, slots: usize, counts_left_out: bool) {
-        self.padding.push(slots as u32);
+    fn push_empty(&mut self, slots: u32, counts_left_out: bool) {
+        self.padding.push(slots);
         if counts_left_out {
             self.left_out.push(0);
         }
@@ -127,6 +133,7 @@ impl Geometry {
                     false => -1,
                 })
                 .collect(),
+            empty_type: empty_type(domain.types, false),
             ..Default::default()
         };
         all.clear(parts.iter().map(Geometry::n_pairs).sum(), n_atoms * model.n_types());
@@ -163,13 +170,15 @@ impl Geometry {
             if model.descriptor().env_protection == 0.0 {
                 Domain::refuse_overlap(&found, i)?;
             }
+            let of_type = |t: usize| found.iter().filter(move |near| near.neighbor as usize == t);
+            let mut shared = Shared::new(model, |t| of_type(t).map(|near| near.r2).collect());
             let mut rest = &found[..];
             for t in 0..n_types {
                 let (own, others) = rest.split_at(rest.partition_point(|near| near.neighbor as usize == t));
                 rest = others;
-                let slots = model.sel()[t];
+                let slots = shared.slots(model, t);
                 if is_hidden(model, domain.types[i], t) {
-                    part.push_empty(slots, counts_left_out);
+                    part.push_empty(shared.empty(slots, 0), counts_left_out);
                     continue;
                 }
                 let is_seen =
@@ -182,12 +191,13 @@ impl Geometry {
                     part.r.extend(own.iter().map(|near| near.r2.sqrt()));
                     taken = part.keep_near(first, slots, model.descriptor().rcut);
                 }
-                part.padding.push((slots - taken) as u32);
+                part.padding.push(shared.empty(slots, taken));
                 if counts_left_out {
                     part.left_out.push(if is_seen { 0 } else { taken as u32 });
                 }
                 part.start.push(part.j.len() as u32);
             }
+            shared.give_empty(&mut part.padding, n_types);
         }
         Ok(part)
     }
@@ -226,6 +236,64 @@ impl Prepared for Geometry {
     fn bytes(&self) -> usize {
         self.j.len() * (4 + 24 + 8) + self.start.len() * 8 + self.extra.len() * 8 + size_of::<Self>()
     }
+}
+
+/// The slots of one atom where types have them together; where each type has its own, nothing.
+struct Shared {
+    /// How many of the neighbours that are listed of each type are among the nearest.
+    taken: Option<Vec<usize>>,
+    empty: usize,
+}
+
+impl Shared {
+    /// `distances` gives those of the neighbours of a type, or their squares, nearest first.
+    fn new(model: &Dp, distances: impl Fn(usize) -> Vec<f64>) -> Self {
+        if !model.descriptor().is_mixed() {
+            return Shared { taken: None, empty: 0 };
+        }
+        let lists: Vec<Vec<f64>> = (0..model.n_types()).map(distances).collect();
+        let mut all: Vec<(f64, usize)> = Vec::new();
+        for (t, list) in lists.iter().enumerate() {
+            all.extend(list.iter().map(|&r| (r, t)));
+        }
+        let mut taken = vec![0; model.n_types()];
+        all.sort_by(|a, b| a.0.total_cmp(&b.0));
+        all.iter().take(model.n_sel()).for_each(|&(_, t)| taken[t] += 1);
+        Shared { taken: Some(taken), empty: model.n_sel() }
+    }
+
+    /// Slots for neighbours of type `t`.
+    fn slots(&self, model: &Dp, t: usize) -> usize {
+        match &self.taken {
+            Some(taken) => taken[t],
+            None => model.sel()[t],
+        }
+    }
+
+    /// The empty slots of a type of which some are taken; those that types have together are known at the end.
+    fn empty(&mut self, slots: usize, taken: usize) -> u32 {
+        match self.taken {
+            Some(_) => {
+                self.empty -= taken;
+                0
+            }
+            None => (slots - taken) as u32,
+        }
+    }
+
+    /// Puts the empty slots of all types of the last atom with its first type.
+    fn give_empty(self, padding: &mut [u32], n_types: usize) {
+        if self.taken.is_some() {
+            let first = padding.len() - n_types;
+            padding[first] = self.empty as u32;
+        }
+    }
+}
+
+/// The type of the first atom, before or after they are sorted by type; that of a virtual one is 0 there.
+fn empty_type(types: &[i32], sorted: bool) -> usize {
+    let first = if sorted { types.iter().min() } else { types.first() };
+    first.map_or(0, |&t| t.max(0) as usize)
 }
 
 /// The neighbours of a frame, for every descriptor of a model.

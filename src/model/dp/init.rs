@@ -1,18 +1,21 @@
 //! The parameters before the first step: those that DeePMD-kit draws with the same seeds.
 
+use super::descriptor::nets::{NetKind, NetPlan};
 use super::model::Dp;
 use super::options::Precision;
-use super::spec::descriptor_net_index;
 use crate::model::net::{LayerShape, NetShape};
 use crate::sample::torch::{Generator, mix_seeds};
 use std::ops::Range;
 
-/// What the nets of one section have in common.
+/// Where the initial parameters of a net come from.
 #[derive(Clone, Copy)]
-struct Part {
+struct Source<'a> {
+    kind: NetKind,
     /// Layers before the output layer.
     n_hidden: usize,
+    /// The seed of the section, and what it is mixed with for this net.
     seed: Option<u64>,
+    seeds: &'a [u64],
     precision: Precision,
 }
 
@@ -30,15 +33,25 @@ impl Dp {
         let mut nets = &self.embedding[..];
         for se in &self.options.descriptors.list {
             let (own, others) = nets.split_at(se.n_nets(self.n_types()));
-            let part = Part { n_hidden: se.neuron.len(), seed: se.seed, precision: se.precision };
-            for (place, k) in embedding_order(se.type_one_side, self.n_types()).enumerate() {
-                init_net(&mut params, global, &own[k], part, place as u64);
+            let plans = se.nets("", self.n_types());
+            let mut order: Vec<usize> = (0..plans.len()).collect();
+            order.sort_by_key(|&k| plans[k].place);
+            for k in order {
+                let NetPlan { kind, seeds, neuron, .. } = &plans[k];
+                let (seed, precision, n_hidden) = (se.seed, se.precision, neuron.len());
+                init_net(
+                    &mut params,
+                    global,
+                    &own[k],
+                    Source { kind: *kind, n_hidden, seed, seeds, precision },
+                );
             }
             nets = others;
         }
-        let part = Part { n_hidden: fit.neuron.len(), seed: fit.seed, precision: fit.precision };
         for (place, net) in self.fitting.iter().enumerate() {
-            init_net(&mut params, global, net, part, place as u64);
+            let (n_hidden, seed, precision) = (fit.neuron.len(), fit.seed, fit.precision);
+            let source = Source { kind: NetKind::Chain, n_hidden, seed, seeds: &[place as u64], precision };
+            init_net(&mut params, global, net, source);
         }
         params
     }
@@ -47,10 +60,11 @@ impl Dp {
     ///
     /// Chosen by the force error on one water set, on two seeds: docs/notebook/performance.md has all that was tried.
     pub fn sharpen(&self, params: &mut [f64]) {
+        let of_distances = self.options.descriptors.list.iter().all(|se| se.form().has_series());
         for view in self.table.views() {
             let embedding = view.name.starts_with("descriptor");
             let scale = match embedding {
-                true if view.name.ends_with("layers.0.matrix") => 3.0,
+                true if of_distances && view.name.ends_with("layers.0.matrix") => 3.0,
                 false if view.name.ends_with("bias") => 0.1,
                 _ => continue,
             };
@@ -64,33 +78,33 @@ impl Dp {
     }
 }
 
-/// The embedding nets of a descriptor in the order in which DeePMD-kit makes them: neighbours run fastest, not centres.
-fn embedding_order(type_one_side: bool, n_types: usize) -> impl Iterator<Item = usize> {
-    let n_centers = if type_one_side { 1 } else { n_types };
-    let net = move |center, neighbor| descriptor_net_index(type_one_side, n_types, center, neighbor);
-    (0..n_centers).flat_map(move |center| (0..n_types).map(move |neighbor| net(center, neighbor)))
-}
-
-/// Makes the net at `place` of its section.
-fn init_net(params: &mut [f64], global: &mut Generator, net: &NetShape, part: Part, place: u64) {
+/// Makes a net.
+fn init_net(params: &mut [f64], global: &mut Generator, net: &NetShape, source: Source) {
     let mut init = |k: usize, global: &mut Generator| {
         let layer = &net.layers[k];
-        let tensors = match part.seed {
+        let tensors = match source.seed {
             Some(seed) => {
-                let mut own = Generator::new(mix_seeds(&[k as u64, place, seed]));
-                draw_layer(&mut own, layer, part.precision)
+                let number: &[u64] = if source.kind == NetKind::Chain { &[k as u64] } else { &[] };
+                let mut own = Generator::new(mix_seeds(&[number, source.seeds, &[seed]].concat()));
+                draw_layer(&mut own, layer, source.precision)
             }
-            None => draw_layer(global, layer, part.precision),
+            None => draw_layer(global, layer, source.precision),
         };
         for (range, values) in tensors {
             params[range].copy_from_slice(&values);
         }
     };
-    (0..part.n_hidden).for_each(|k| init(k, global));
-    for layer in &net.layers[..part.n_hidden] {
-        draw_layer(global, layer, part.precision); // overwritten there, dropped here
+    match source.kind {
+        NetKind::Norm => params[net.layers[0].w_range()].fill(1.0), // and no shift; nothing is drawn
+        NetKind::Layer => init(0, global),
+        NetKind::Chain => {
+            (0..source.n_hidden).for_each(|k| init(k, global));
+            for layer in &net.layers[..source.n_hidden] {
+                draw_layer(global, layer, source.precision); // overwritten there, dropped here
+            }
+            (source.n_hidden..net.layers.len()).for_each(|k| init(k, global));
+        }
     }
-    (part.n_hidden..net.layers.len()).for_each(|k| init(k, global));
 }
 
 /// The tensors of a layer, and where they lie in the flat vector.

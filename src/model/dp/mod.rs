@@ -7,9 +7,11 @@ pub mod options;
 pub mod spec;
 pub mod table; // what compression puts in place of embedding nets
 pub mod model;
+mod attention; // the nets of attention by name
 pub mod geometry;
 pub mod radial; // the switch and what stands in a row for a distance
 pub mod statistics;
 mod init; // the parameters before the first step
 
+pub use attention::{AttentionLayer, AttentionNets};
 pub use model::Dp;

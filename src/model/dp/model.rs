@@ -1,6 +1,7 @@
 //! A Deep Potential model: shapes, statistics and the table of its parameters. The parameters themselves are a flat vector.
 
-use super::options::{Applied, DescriptorOptions, Descriptors, ModelOptions, Output};
+use super::descriptor::nets::NetKind;
+use super::options::{Applied, DescriptorOptions, Descriptors, Form, ModelOptions, Output};
 use super::spec::{DpModel, DpStatistics, Layer, Net, descriptor_net_index};
 use super::table::EmbeddingTable;
 use crate::model::net::{HiddenSpec, LayerShape, NetShape, Shortcut};
@@ -14,9 +15,10 @@ pub struct Dp {
     pub options: ModelOptions,
     pub stats: DpStatistics,
     pub table: ParamTable,
-    /// The nets of all descriptors. Of each one for each neighbour type, or one for each pair, see [`Dp::embedding_net`].
+    /// The nets of all descriptors. Of each one for each neighbour type, or one for each pair, see [`Dp::embedding_net`]; or what
+    /// attention needs, see [`Dp::attention`].
     pub embedding: Vec<NetShape>,
-    /// One fitting net for each centre type.
+    /// One fitting net for each centre type, or one for all: [`Dp::fitting_net`].
     pub fitting: Vec<NetShape>,
     /// One for each embedding net where the model is compressed: evaluation takes these. Nothing is trained then.
     pub tables: Option<Vec<EmbeddingTable>>,
@@ -42,22 +44,13 @@ impl Dp {
         let mut table = ParamTable::default();
         let mut embedding = Vec::with_capacity(options.descriptors.n_nets(n_types));
         for (part, se) in options.descriptors.list.iter().enumerate() {
-            let prefix = options.descriptors.prefix(part);
-            for k in 0..se.n_nets(n_types) {
-                let spec = HiddenSpec {
-                    n_in: 1,
-                    neuron: &se.neuron,
-                    activation: se.activation,
-                    resnet_dt: se.resnet_dt,
-                    trainable: &vec![se.trainable; se.neuron.len()],
-                };
-                let name = format!("{prefix}.filter_layers.networks.{k}");
-                embedding.push(NetShape::hidden(&mut table, &name, spec));
-            }
+            let plans = se.nets(&options.descriptors.prefix(part), n_types);
+            embedding.extend(plans.iter().map(|plan| plan.lay_out(&mut table)));
         }
         let fit = &options.fitting;
         let (n_in, output) = (options.descriptors.width() + fit.n_extra(), fit.output());
-        let fitting = (0..n_types)
+        let n_fitting = if options.descriptors.is_mixed() { 1 } else { n_types };
+        let fitting = (0..n_fitting)
             .map(|k| {
                 let prefix = format!("fitting_net.filter_layers.networks.{k}");
                 let spec = HiddenSpec {
@@ -65,6 +58,7 @@ impl Dp {
                     neuron: &fit.neuron,
                     activation: fit.activation,
                     resnet_dt: fit.resnet_dt,
+                    bias: true,
                     trainable: &fit.trainable,
                 };
                 NetShape::hidden(&mut table, &prefix, spec).with_output(
@@ -126,12 +120,20 @@ impl Dp {
 
     /// Width of the embedding, M1.
     pub fn n_embed(&self) -> usize {
-        self.embedding[0].n_out()
+        self.descriptor().neuron.last().copied().unwrap_or(0)
     }
 
     /// Width of the descriptor.
     pub fn n_descriptor(&self) -> usize {
         self.options.descriptors.width()
+    }
+
+    /// Numbers of the centre's type at the end of the descriptor.
+    pub fn n_tail(&self) -> usize {
+        match self.descriptor().form() {
+            Form::Attention { tail, .. } => tail,
+            _ => 0,
+        }
     }
 
     /// Inputs of the fitting net beside the descriptor.
@@ -144,12 +146,19 @@ impl Dp {
         descriptor_net_index(self.descriptor().type_one_side, self.n_types(), center, neighbor)
     }
 
+    /// Index of the fitting net of a centre type.
+    pub fn fitting_net(&self, center: usize) -> usize {
+        if self.fitting.len() == 1 { 0 } else { center }
+    }
+
     /// Atoms of these types have the energy of a net minus that of the same net with no neighbours at all.
     ///
-    /// As in DeePMD-kit: those with an `atom_ener`, and those beyond the end of a list that gives any.
+    /// As in DeePMD-kit: those with an `atom_ener`, and those beyond the end of a list that gives any; all of them where one net
+    /// serves all.
     pub fn removes_vacuum(&self, center: usize) -> bool {
         let given = &self.options.fitting.atom_ener;
-        given.iter().any(Option::is_some) && given.get(center).is_none_or(Option::is_some)
+        let is_given = self.options.descriptors.is_mixed() || given.get(center).is_none_or(Option::is_some);
+        given.iter().any(Option::is_some) && is_given
     }
 
     /// Whether it predicts energies, with forces and virials; other models predict [`Dp::output`] alone.
@@ -223,7 +232,10 @@ impl Dp {
             descriptor_nets: self
                 .embedding
                 .iter()
-                .map(|net| plain_net(params, net, net.layers.len()))
+                .zip(self.net_kinds())
+                .map(|(net, kind)| {
+                    plain_net(params, net, if kind == NetKind::Chain { net.layers.len() } else { 0 })
+                })
                 .collect(),
             tables: self.tables.clone(),
             fitting_nets: self
@@ -236,13 +248,24 @@ impl Dp {
     }
 }
 
+impl Dp {
+    /// What each of the embedding nets is.
+    fn net_kinds(&self) -> impl Iterator<Item = NetKind> + '_ {
+        let n_types = self.n_types();
+        self.options.descriptors.list.iter().flat_map(move |se| match se.attention() {
+            Some(_) => se.nets("", n_types).iter().map(|plan| plan.kind).collect(),
+            None => vec![NetKind::Chain; se.n_nets(n_types)],
+        })
+    }
+}
+
 fn copy_net(params: &mut [f64], shape: &NetShape, net: &Net) -> Result<()> {
     if shape.layers.len() != net.layers.len() {
         bail!("found {} layers, wanted {}", net.layers.len(), shape.layers.len());
     }
     for (k, (shape, layer)) in shape.layers.iter().zip(&net.layers).enumerate() {
         let sizes = (layer.n_in, layer.n_out, layer.b.len(), layer.idt.is_some());
-        let wanted = (shape.n_in, shape.n_out, shape.n_out, shape.idt.is_some());
+        let wanted = (shape.n_in, shape.n_out, shape.b.map_or(0, |_| shape.n_out), shape.idt.is_some());
         let shortcut = layer.resnet && (layer.n_out == layer.n_in || layer.n_out == 2 * layer.n_in);
         if sizes != wanted
             || layer.activation.function() != shape.activation.function()

@@ -1,5 +1,6 @@
 //! The options of a Deep Potential model: the table of keys, and the options as meant.
 
+use super::descriptor::nets::NetPlan;
 use super::descriptor::{DESCRIPTOR, check_type, resolve_type_pairs};
 pub use super::descriptor::{DescriptorKind, DescriptorOptions, Descriptors, Embedding, Form, SeE2A, Sel};
 use super::fitting::FITTING;
@@ -167,6 +168,15 @@ fn resolve_preset(section: &Section, n_types: usize, output: &Output) -> Result<
     list.iter().map(numbers).collect()
 }
 
+/// Refuses descriptors from which no engine predicts anything but energies.
+pub fn check_outputs(descriptors: &Descriptors, fitting: &FittingOptions) -> Result<()> {
+    if !fitting.is_energy() && descriptors.list.iter().any(|se| !se.form().has_series()) {
+        return Err(err!("\"{}\" with such a descriptor is not there yet", fitting.type_name())
+            .help("descriptors se_e2_a, se_e2_r and hybrid lists of them go with it"));
+    }
+    Ok(())
+}
+
 impl ModelOptions {
     /// Resolves the checked `model` section.
     pub fn resolve(section: &Section) -> Result<ModelOptions> {
@@ -183,6 +193,7 @@ impl ModelOptions {
         }
         let descriptors = Descriptors::resolve(&section.section("descriptor"), &type_map)?;
         let fitting = FittingOptions::resolve(&section.section("fitting_net"), type_map.len())?;
+        check_outputs(&descriptors, &fitting).map_err(|e| section.section("fitting_net").error("type", e))?;
         let n_types = type_map.len();
         let atoms = section.ints("atom_exclude_types").into_iter();
         let atoms = atoms.map(|t| check_type(section, "atom_exclude_types", t, n_types));
@@ -236,13 +247,14 @@ impl ModelOptions {
         let inputs = self.descriptors.width() + fit.n_extra();
         let n_out = fit.output().net_width as u128;
         let output = fit.neuron.last().map_or(0, |&last| n_out * (last as u128 + 1));
+        let n_fitting = if self.descriptors.is_mixed() { 1 } else { n_types as u128 };
+        let of_descriptor = |se: &DescriptorOptions| match se.attention() {
+            Some(own) => own.nets(se, "", n_types).iter().map(NetPlan::n_params).sum(),
+            None => se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt),
+        };
         [
-            self.descriptors
-                .list
-                .iter()
-                .map(|se| se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt))
-                .sum(),
-            n_types as u128 * (net(inputs, &fit.neuron, fit.resnet_dt) + output),
+            self.descriptors.list.iter().map(of_descriptor).sum(),
+            n_fitting * (net(inputs, &fit.neuron, fit.resnet_dt) + output),
         ]
     }
 }

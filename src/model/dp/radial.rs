@@ -13,7 +13,8 @@ pub fn radial(options: &DescriptorOptions, r: f64) -> [f64; 4] {
     [s, (w_r - s) / rp, q, w_r / (rp * rp) - 2.0 * q / rp]
 }
 
-fn switch(options: &DescriptorOptions, r: f64) -> (f64, f64) {
+/// w and dw/dr at distance r.
+pub fn switch(options: &DescriptorOptions, r: f64) -> (f64, f64) {
     let (low, high) = (options.rcut_smth, options.rcut);
     if r <= low {
         return (1.0, 0.0);

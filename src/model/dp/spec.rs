@@ -13,11 +13,11 @@ pub struct DpModel {
     pub stats: DpStatistics,
     /// Embedding nets of one descriptor after another, from s(r) to the last entry of `neuron`. With `type_one_side` net j serves neighbours of
     /// type j. Without, net i + j * n_types serves centres of type i with neighbours of type j: the centre runs
-    /// fastest.
+    /// fastest. Those of se_e3 serve two neighbours of types i and j. What se_atten has is in [`DescriptorOptions::nets`].
     pub descriptor_nets: Vec<Net>,
     /// Where the model is compressed: one table for each of `descriptor_nets`, and predictions are made from these.
     pub tables: Option<Vec<EmbeddingTable>>,
-    /// Fitting net t serves atoms of type t. Inputs: descriptor, then fparam, then aparam, both normalised.
+    /// Fitting net t serves atoms of type t; where types are embedded, one net serves all. Inputs: descriptor, then fparam, then aparam, both normalised.
     pub fitting_nets: Vec<Net>,
     /// Smallest distance between two atoms of the training data, A. Compression of models asks for it.
     pub min_nbor_dist: Option<f64>,
@@ -126,10 +126,5 @@ impl DescriptorOptions {
             Sel::Fixed(sel) => sel,
             Sel::Auto(_) => panic!("sel = \"auto\" must be replaced by numbers before a model is made"),
         }
-    }
-
-    /// How many embedding nets a model with so many types has.
-    pub fn n_nets(&self, n_types: usize) -> usize {
-        if self.type_one_side { n_types } else { n_types * n_types }
     }
 }

@@ -1,6 +1,6 @@
 //! The statistics that a model is normalised with: rows of the environment matrix, bias of the output, parameters.
 
-use super::options::{Applied, FittingOptions, Form, ModelOptions};
+use super::options::{Applied, FittingOptions, ModelOptions};
 use super::radial::radial;
 use super::spec::DpStatistics;
 use crate::data::Frame;
@@ -452,10 +452,7 @@ impl Summary {
             let mean = if se.set_davg_zero { 0.0 } else { radial.mean() };
             let r = radial.deviation(SMALLEST_ROW);
             // Without directions nothing is divided by it.
-            let a = match se.form() {
-                Form::Directions { .. } => angular.deviation(SMALLEST_ROW),
-                Form::Distances { .. } => 1.0,
-            };
+            let a = if se.form().row() > 1 { angular.deviation(SMALLEST_ROW) } else { 1.0 };
             ([mean, 0.0, 0.0, 0.0], [r, a, a, a])
         };
         let (davg, dstd) = self.rows.into_iter().flatten().enumerate().map(row).unzip();

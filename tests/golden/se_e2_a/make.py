@@ -43,6 +43,10 @@ METRIC = ["mape", "smooth_mae", "rmse", "mae", "mse"]
 PROPERTY = dict(type="property", property_name="gap", task_dim=2)
 # None: the key is left out.
 RADIAL = dict(type="se_e2_r", axis_neuron=None, type_one_side=None)
+ANGLES = dict(type="se_e3", axis_neuron=None, type_one_side=None)
+# Slots for all types together; small nets.
+ATTENTION = dict(type="se_atten", sel=30, attn=4, tebd_dim=3)
+PLAIN = dict(type="se_atten_v2", sel=30, attn=4, attn_layer=0, tebd_dim=4)
 
 
 def both(**keys):
@@ -96,6 +100,42 @@ CASES = {
     "se_e2_r": dict(descriptor=RADIAL),
     "se_e2_r_exclude": dict(descriptor=dict(exclude_types=[[0, 1]], resnet_dt=True, env_protection=0.125, **RADIAL)),
     "se_e2_r_float32": dict(descriptor=dict(precision="float32", **RADIAL), fitting=dict(precision="float32")),
+    # Neighbours two by two.
+    "se_e3": dict(descriptor=ANGLES),
+    "se_e3_exclude": dict(
+        descriptor=dict(exclude_types=[[0, 1]], resnet_dt=True, env_protection=0.125, sel=[3, 9], **ANGLES), systems=["mixed"]
+    ),
+    "se_e3_gelu": dict(descriptor=dict(set_davg_zero=True, activation_function="gelu", neuron=[2, 4, 4], seed=None, **ANGLES)),
+    "se_e3_float32": dict(descriptor=dict(precision="float32", **ANGLES), fitting=dict(precision="float32")),
+    "hybrid_e3": dict(hybrid=[dict(rcut=2.6, sel=[4, 6], seed=3, **ANGLES), dict()]),
+    # Attention between the neighbours; types by an embedding, and one fitting net for all of them.
+    "se_atten": dict(descriptor=dict(type_one_side=False, **ATTENTION)),
+    "se_atten_smooth": dict(
+        descriptor=dict(smooth_type_embedding=True, set_davg_zero=False, use_tebd_bias=True, resnet_dt=True, **ATTENTION)
+    ),
+    "se_atten_strip": dict(
+        descriptor=dict(
+            tebd_input_mode="strip", attn_layer=1, attn_dotr=False, normalize=False, temperature=0.7, concat_output_tebd=False,
+            set_davg_zero=False, exclude_types=[[0, 1]], **ATTENTION,
+        ),
+        systems=["mixed"],
+    ),
+    "se_atten_strip_smooth": dict(
+        descriptor=dict(
+            tebd_input_mode="strip", smooth_type_embedding=True, type_one_side=False, scaling_factor=2.5, ln_eps=1e-3,
+            use_econf_tebd=True, env_protection=0.125, seed=None, **ATTENTION,
+        ),
+        fitting=dict(numb_fparam=2, numb_aparam=1),
+    ),
+    # Fewer slots than neighbours; the normalisation of layers is trained whatever trainable_ln says.
+    "se_atten_small_sel": dict(descriptor=dict(ATTENTION, sel=9, trainable_ln=False, activation_function="gelu", attn_layer=3)),
+    "se_atten_v2": dict(descriptor=dict(ATTENTION, type="se_atten_v2", type_one_side=False), systems=["mix", "open"]),
+    "se_atten_v2_plain": dict(descriptor=dict(type_one_side=False, **PLAIN), model=dict(pair_exclude_types=[[0, 1]])),
+    "se_atten_float32": dict(descriptor=dict(precision="float32", smooth_type_embedding=True, **ATTENTION), fitting=dict(precision="float32")),
+    "se_atten_atom_ener": dict(
+        fitting=dict(atom_ener=[-3.25, None]), descriptor=dict(attn_layer=0, **ATTENTION), preset_out_bias=dict(energy=[-3.25, None])
+    ),
+    "hybrid_atten": dict(hybrid=[dict(ATTENTION, sel=25), dict(seed=2, sel=[8, 12])]),
     # Descriptors one after another, each with its own cutoff, slots and nets.
     "hybrid": dict(hybrid=[dict(), dict(rcut=2.5, rcut_smth=0.3, sel=[6, 9], neuron=[4], seed=2, **RADIAL)]),
     # Too few slots, and excluded pairs beyond the cutoff of their descriptor; nets without a seed.

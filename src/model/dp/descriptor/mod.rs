@@ -16,6 +16,7 @@ use serde_json::Value;
 
 mod form;
 mod hybrid;
+pub mod nets;
 
 /// Declares the descriptors: the module of each, its own options, and its entry.
 macro_rules! descriptors {
@@ -56,10 +57,7 @@ macro_rules! descriptors {
         /// How they stand in an input, with those that only DeePMD-kit has.
         const PARTS: &[Variant] = &[
             $($module::ENTRY.variant,)*
-            Variant::not_yet("se_e3").aliases(&["se_at", "se_a_3be", "se_t"]),
             Variant::not_yet("se_e3_tebd"),
-            Variant::not_yet("se_atten").aliases(&["dpa1"]),
-            Variant::not_yet("se_atten_v2"),
             Variant::not_yet("dpa2"),
             Variant::not_yet("dpa3"),
             Variant::not_yet("dpa4").aliases(&["DPA4", "SeZM", "sezm"]),
@@ -75,6 +73,9 @@ macro_rules! descriptors {
 descriptors! {
     SeE2A in se_e2_a,
     SeE2R in se_e2_r,
+    SeE3 in se_e3,
+    SeAtten in se_atten,
+    SeAttenV2 in se_atten_v2,
 }
 
 /// What is known of a descriptor without its options.
@@ -85,16 +86,31 @@ pub struct Entry {
     pub resolve: fn(&Section, &Shared) -> Result<DescriptorKind>,
     /// What engines compute of it.
     pub form: fn(&DescriptorOptions) -> Form,
+    /// What DeePMD-kit calls it in model files.
+    pub in_files: &'static str,
     /// What DeePMD-kit calls its networks: the front of the names of their parameters.
     pub networks: &'static str,
     /// What DeePMD-kit calls its statistics.
     pub statistics: &'static str,
-    /// Nets differ by the type of the neighbour only, whatever `type_one_side` says.
-    pub always_one_side: bool,
+    /// How its nets differ.
+    pub nets: Nets,
     /// The keys of a model file that are its own.
     pub write: fn(&DescriptorOptions) -> Vec<(&'static str, Value)>,
     /// The same, read: `get` gives the value of a key. The shapes of the nets are known already.
     pub read: fn(Get, &Shared) -> Result<DescriptorKind>,
+}
+
+/// How the embedding nets of a descriptor differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nets {
+    /// By the types of centre and neighbour, or by that of the neighbour alone where `type_one_side` says so.
+    ByKey,
+    /// By the type of the neighbour, whatever `type_one_side` says.
+    ByNeighbor,
+    /// By the types of two neighbours. DeePMD-kit has a net for either order and uses the one whose first type is not the larger.
+    ByNeighbors,
+    /// They do not: types enter by an embedding of their own.
+    Attention,
 }
 
 /// Gives the value of a key of a model file.
@@ -103,6 +119,7 @@ pub type Get<'a> = &'a dyn Fn(&str) -> Result<Value>;
 /// What is known of a descriptor before the options that are its own.
 pub struct Shared<'a> {
     pub neuron: &'a [usize],
+    pub type_map: &'a [String],
 }
 
 /// A descriptor, or a list of them.
@@ -154,8 +171,16 @@ impl Descriptors {
         self.list.iter().map(|part| part.rcut).fold(0.0, f64::max)
     }
 
-    /// The largest number of slots of each type, where all are known.
+    /// Whether types share a fitting net, and one number of slots counts for all of them together: see [`DescriptorOptions::is_mixed`].
+    pub fn is_mixed(&self) -> bool {
+        self.list.iter().any(DescriptorOptions::is_mixed)
+    }
+
+    /// The largest number of slots of each type, or of all types together, where all are known.
     pub fn largest_sel(&self) -> Vec<usize> {
+        if self.is_mixed() {
+            return vec![self.list.iter().map(|part| part.fixed_sel().iter().sum()).max().unwrap_or(0)];
+        }
         let mut largest = Vec::new();
         for part in &self.list {
             largest.resize(part.fixed_sel().len(), 0);
@@ -212,6 +237,21 @@ pub struct DescriptorOptions {
     pub embedding: Embedding,
 }
 
+impl DescriptorOptions {
+    /// The options of `se_atten` in either version.
+    pub fn attention(&self) -> Option<&SeAtten> {
+        match &self.kind {
+            DescriptorKind::SeAtten(own) | DescriptorKind::SeAttenV2(SeAttenV2(own)) => Some(own),
+            _ => None,
+        }
+    }
+
+    /// Whether neighbours of all types have slots together: `sel` is one number.
+    pub fn is_mixed(&self) -> bool {
+        self.attention().is_some()
+    }
+}
+
 /// How the embedding net is evaluated (ours).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Embedding {
@@ -224,6 +264,7 @@ pub enum Embedding {
 /// The number of neighbour slots for each type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sel {
+    /// For each type, or one for all types together ([`DescriptorOptions::is_mixed`]).
     Fixed(Vec<usize>),
     /// The largest number found in the data times this ratio, rounded up to a multiple of 4.
     Auto(f64),
@@ -316,33 +357,41 @@ impl DescriptorOptions {
         let neuron = neuron(section)?;
         let entry = entry_called(section.text("type")).expect("the section was checked");
         Ok(DescriptorOptions {
-            kind: (entry.resolve)(section, &Shared { neuron: &neuron })?,
-            sel: Self::resolve_sel(section, type_map)?,
+            kind: (entry.resolve)(section, &Shared { neuron: &neuron, type_map })?,
+            sel: Self::resolve_sel(section, type_map, entry.nets == Nets::Attention)?,
             rcut,
             rcut_smth,
             neuron,
             activation: activation(section)?,
             resnet_dt: section.bool("resnet_dt"),
-            type_one_side: entry.always_one_side || section.bool("type_one_side"),
+            type_one_side: match entry.nets {
+                Nets::ByKey | Nets::Attention => section.bool("type_one_side"),
+                Nets::ByNeighbor => true,
+                Nets::ByNeighbors => false,
+            },
             precision: precision(section),
             trainable: section.bool("trainable"),
             seed: section.optional_int("seed"),
             exclude_types: resolve_type_pairs(section, "exclude_types", type_map.len())?,
             set_davg_zero: section.bool("set_davg_zero"),
             env_protection: section.float("env_protection"),
-            embedding: match section.text("embedding") {
-                "direct" => Embedding::Direct,
-                _ => Embedding::Chebyshev,
+            embedding: match section.optional_text("embedding") {
+                Some("chebyshev") => Embedding::Chebyshev,
+                _ => Embedding::Direct,
             },
         })
     }
 
-    fn resolve_sel(section: &Section, type_map: &[String]) -> Result<Sel> {
+    fn resolve_sel(section: &Section, type_map: &[String], is_mixed: bool) -> Result<Sel> {
         if let Some(text) = section.optional_text("sel") {
             return parse_auto_sel(text).map(Sel::Auto).map_err(|e| section.error("sel", e));
         }
-        let sel: Vec<usize> = section.ints("sel");
-        if sel.len() != type_map.len() {
+        let sel: Vec<usize> = match section.optional_int("sel") {
+            Some(together) => vec![together],
+            None if is_mixed => vec![section.ints::<usize>("sel").iter().sum()],
+            None => section.ints("sel"),
+        };
+        if sel.len() != type_map.len() && !is_mixed {
             let error =
                 err!("{} for the {} of type_map", count(sel.len(), "number"), count(type_map.len(), "type"));
             return Err(section

@@ -15,9 +15,10 @@ pub const ENTRY: Entry = Entry {
         .aliases(&["se_a"]),
     resolve,
     form: |options| Form::Directions { axis: SeE2A::of(options).axis_neuron },
+    in_files: "se_e2_a",
     networks: "descriptor.sea",
     statistics: "se_a",
-    always_one_side: false,
+    nets: Nets::ByKey,
     write: |options| vec![("axis_neuron", SeE2A::of(options).axis_neuron.into())],
     read,
 };

@@ -17,9 +17,10 @@ pub const ENTRY: Entry = Entry {
         .aliases(&["se_r"]),
     resolve: |_, _| Ok(DescriptorKind::SeE2R(SeE2R)),
     form: |_| Form::Distances { scale: SCALE },
+    in_files: "se_e2_r",
     networks: "descriptor",
     statistics: "se_r",
-    always_one_side: true,
+    nets: Nets::ByNeighbor,
     write: |_| Vec::new(),
     read: |_, _| Ok(DescriptorKind::SeE2R(SeE2R)),
 };
