@@ -104,6 +104,7 @@ fn first_frame(data: &Path, type_map: &[String]) -> Result<Frame> {
         cell: Some(std::array::from_fn(|k| cell[k])),
         fparam: vec![],
         aparam: vec![],
+        sorted: false,
         labels: Labels::default(),
     })
 }

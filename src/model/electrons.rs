@@ -14,8 +14,11 @@ pub const SYMBOLS: [&str; 118] = [
 /// Numbers of [`occupation`].
 pub const SPIN_ORBITALS: usize = 118;
 
-/// Subshells in the order in which they are filled: principal quantum number and angular momentum.
-const FILLED: [(usize, usize); 19] = [
+/// Principal quantum number and angular momentum.
+type Subshell = (usize, usize);
+
+/// Subshells in the order in which they are filled.
+const FILLED: [Subshell; 19] = [
     (1, 0),
     (2, 0),
     (2, 1),
@@ -39,7 +42,7 @@ const FILLED: [(usize, usize); 19] = [
 
 /// Elements whose ground state is another: electrons that moved, from one subshell to another.
 #[rustfmt::skip]
-const EXCEPTIONS: &[(&str, usize, (usize, usize), (usize, usize))] = &[
+const EXCEPTIONS: &[(&str, usize, Subshell, Subshell)] = &[
     ("Cr", 1, (4, 0), (3, 2)), ("Cu", 1, (4, 0), (3, 2)), ("Nb", 1, (5, 0), (4, 2)), ("Mo", 1, (5, 0), (4, 2)),
     ("Ru", 1, (5, 0), (4, 2)), ("Rh", 1, (5, 0), (4, 2)), ("Pd", 2, (5, 0), (4, 2)), ("Ag", 1, (5, 0), (4, 2)),
     ("La", 1, (4, 3), (5, 2)), ("Ce", 1, (4, 3), (5, 2)), ("Gd", 1, (4, 3), (5, 2)), ("Pt", 1, (6, 0), (5, 2)),
@@ -61,7 +64,7 @@ pub fn occupation(symbol: &str) -> Option<[f64; SPIN_ORBITALS]> {
         *n = left.min(2 * (2 * l + 1));
         left -= *n;
     }
-    let shell = |wanted: (usize, usize)| FILLED.iter().position(|&shell| shell == wanted);
+    let shell = |wanted: Subshell| FILLED.iter().position(|&shell| shell == wanted);
     if let Some(&(_, moved, from, to)) = EXCEPTIONS.iter().find(|exception| exception.0 == symbol) {
         let (from, to) = (shell(from)?, shell(to)?);
         electrons[from] -= moved;

@@ -47,6 +47,11 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
         });
     }
     check_outputs(&descriptors, &fitting_options).map_err(|e| e.at(&fitting))?;
+    for part in parts.iter().filter(|part| part.options.is_mixed()) {
+        if part.options.rcut < descriptors.rcut() {
+            return Err(unsupported(&part.place, "attention with less than the largest cutoff of a list"));
+        }
+    }
     let is_mixed = descriptors.is_mixed();
     let found = fitting.find("mixed_types")?;
     if let Some(found) = found.filter(|found| found.bool().is_ok_and(|found| found != is_mixed)) {

@@ -22,5 +22,14 @@ pub fn resolve(section: &Section, type_map: &[String]) -> Result<Vec<DescriptorO
     if parts.is_empty() {
         return Err(section.error("list", err!("found an empty list, wanted at least one descriptor")));
     }
-    parts.iter().map(|part| DescriptorOptions::resolve(part, type_map)).collect()
+    let list: Vec<DescriptorOptions> =
+        parts.iter().map(|part| DescriptorOptions::resolve(part, type_map)).collect::<Result<_>>()?;
+    let largest = list.iter().map(|part| part.rcut).fold(0.0, f64::max);
+    if let Some(k) = list.iter().position(|part| part.is_mixed() && part.rcut < largest) {
+        let error = err!("{} A is below {largest} A, the largest cutoff of the list", list[k].rcut);
+        return Err(parts[k].error("rcut", error).help(
+            "in DeePMD-kit attention sees all neighbours that are listed, also beyond its own cutoff: give se_atten the largest one",
+        ));
+    }
+    Ok(list)
 }
