@@ -98,7 +98,6 @@ fn first_frame(data: &Path, type_map: &[String]) -> Result<Frame> {
     let coord = numbers("coord.npy")?[..3 * types.len()].to_vec();
     let cell = numbers("box.npy")?;
     Ok(Frame {
-        sorted: false,
         types: types.into(),
         coord,
         cell: Some(std::array::from_fn(|k| cell[k])),
