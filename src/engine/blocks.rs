@@ -28,11 +28,6 @@ fn blocks<'a, P>(batch: &[&'a AllBlocks<P>], k: usize) -> Vec<&'a P> {
     batch.iter().map(|frame| &frame.0[k].prepared).collect()
 }
 
-fn add(sum: &mut [f64], x: &[f64]) {
-    assert_eq!(sum.len(), x.len(), "blocks of the same frames");
-    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
-}
-
 impl<E: Engine> Engine for InBlocks<E> {
     type Prepared = AllBlocks<E::Prepared>;
 
@@ -58,10 +53,7 @@ impl<E: Engine> Engine for InBlocks<E> {
                 continue;
             }
             engine.evaluate(&mut part, params, &blocks(batch, k));
-            add(&mut out.energy, &part.energy);
-            add(&mut out.atom_energy, &part.atom_energy);
-            add(&mut out.force, &part.force);
-            add(out.virial.as_flattened_mut(), part.virial.as_flattened());
+            out.add(&part);
         }
     }
 
@@ -74,7 +66,7 @@ impl<E: Engine> Engine for InBlocks<E> {
         grad.fill(0.0);
         for (k, engine) in self.0.iter_mut().enumerate() {
             engine.backward(&mut part, params, &blocks(batch, k), seeds);
-            add(grad, &part);
+            grad.iter_mut().zip(&part).for_each(|(sum, x)| *sum += x);
         }
     }
 

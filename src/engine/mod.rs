@@ -40,6 +40,22 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// All numbers, list by list.
+    pub fn lists(&self) -> [&[f64]; 6] {
+        let virial = self.virial.as_flattened();
+        [&self.energy, &self.atom_energy, &self.force, virial, &self.output, &self.atom_output]
+    }
+
+    /// Adds what other centres of the same frames bring.
+    pub fn add(&mut self, other: &Prediction) {
+        let Prediction { energy, atom_energy, force, virial, output, atom_output } = self;
+        let sums = [&mut energy[..], atom_energy, force, virial.as_flattened_mut(), output, atom_output];
+        for (sums, numbers) in sums.into_iter().zip(other.lists()) {
+            assert_eq!(sums.len(), numbers.len(), "blocks of the same frames");
+            sums.iter_mut().zip(numbers).for_each(|(sum, x)| *sum += x);
+        }
+    }
+
     /// The frame with what is left of its labels when this is taken off: of the energy, or of another output. It is frame `f` of the
     /// batch, and its atoms begin with number `first_atom`.
     pub fn taken_off(&self, mut frame: Frame, f: usize, first_atom: usize) -> Frame {

@@ -16,7 +16,7 @@ use crate::model::dp::geometry::{Geometry, extra_inputs, list_of};
 use crate::model::dp::options::{DescriptorOptions, Embedding, Precision};
 use crate::model::dp::spec::DpModel;
 use crate::neighbor::stat::NeighborStat;
-use crate::neighbor::{Domain, Images};
+use crate::neighbor::{Cut, Domain, Images};
 use crate::{bail, err};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -128,6 +128,21 @@ impl Predictor {
         }
     }
 
+    /// About so many atoms are evaluated at once.
+    pub fn batch_atoms(&self) -> usize {
+        self.batch_atoms
+    }
+
+    /// Frames of so many atoms that are evaluated at once.
+    pub fn frames_at_once(&self, n_atoms: usize) -> usize {
+        (self.batch_atoms / n_atoms.max(1)).max(1)
+    }
+
+    /// Whether frames are evaluated on a GPU, where the last bits depend on what is in a batch.
+    pub fn is_on_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// The model.
     pub fn model(&self) -> &Dp {
         &self.model
@@ -159,8 +174,15 @@ impl Predictor {
         if frames.is_empty() {
             return Ok(Prediction::default());
         }
-        if self.engine.is_none() {
-            self.engine = Some(self.make_engine(|| self.shortest_distance(frames))?);
+        self.settle(frames)?;
+        if let [frame] = frames
+            && self.n_blocks(frame.n_atoms()) > 1
+        {
+            let mut all = self.predict_block(frame, 0)?;
+            for block in 1..self.n_blocks(frame.n_atoms()) {
+                all.add(&self.predict_block(frame, block)?);
+            }
+            return Ok(all);
         }
         let engine = self.engine.as_mut().expect("it was made above");
         match engine {
@@ -176,6 +198,42 @@ impl Predictor {
                 Ok(out)
             }
         }
+    }
+
+    /// Makes what evaluates, as the first of these frames need it; from then on predictions do not depend on what came before.
+    pub fn settle(&mut self, frames: &[Frame]) -> Result<()> {
+        if self.engine.is_none() && !frames.is_empty() {
+            self.engine = Some(self.make_engine(|| self.shortest_distance(frames))?);
+        }
+        Ok(())
+    }
+
+    /// Blocks of a frame of so many atoms. One with more atoms than are evaluated at once is evaluated block after block on CPU
+    /// threads, so that memory does not grow with it; who evaluates which block changes no bit.
+    pub fn n_blocks(&self, n_atoms: usize) -> usize {
+        if self.is_on_gpu() || n_atoms <= self.batch_atoms {
+            return 1;
+        }
+        Cut { part: 0, parts: 1, steady: true }.n_blocks(n_atoms)
+    }
+
+    /// What the atoms of one of [`Predictor::n_blocks`] bring to the prediction of a frame; the sum over blocks is the whole.
+    pub fn predict_block(&mut self, frame: &Frame, block: usize) -> Result<Prediction> {
+        self.settle(std::slice::from_ref(frame))?;
+        let cut = Cut { part: block, parts: self.n_blocks(frame.n_atoms()), steady: true };
+        let engine = self.engine.as_mut().expect("it was made above");
+        let (mut out, n_rows) = match engine {
+            PrecisionEngine::Float32(engine) => evaluate_block(engine, &self.params, frame, cut),
+            PrecisionEngine::Float64(engine) => evaluate_block(engine, &self.params, frame, cut),
+            PrecisionEngine::Cuda(_) => bail!("a GPU evaluates whole frames"),
+        }?;
+        if self.model.output.is_intensive {
+            // The mean over its own atoms becomes its share in that over all.
+            let all = frame.types.iter().filter(|&&t| self.model.options.has_energy(t)).count();
+            let share = n_rows as f64 / all.max(1) as f64;
+            out.output.iter_mut().for_each(|x| *x *= share);
+        }
+        Ok(out)
     }
 
     /// Lists the neighbours of a frame and evaluates it, some atoms at a time.
@@ -324,15 +382,17 @@ impl Predictor {
         frames: &[usize],
         mut visit: impl FnMut(&[Frame], &Prediction) -> Result<()>,
     ) -> Result<()> {
-        let size = (self.batch_atoms / system.n_atoms.max(1)).max(1);
-        for batch in frames.chunks(size) {
-            let frames: Vec<Frame> = self
-                .loaders
-                .install(|| batch.par_iter().map(|&index| read(system, index)).collect::<Result<_>>())?;
+        for batch in frames.chunks(self.frames_at_once(system.n_atoms)) {
+            let frames = self.read(system, batch)?;
             let predicted = self.predict(&frames).map_err(|e| e.at(&system.path))?;
             visit(&frames, &predicted)?;
         }
         Ok(())
+    }
+
+    /// Reads these frames of a system.
+    pub fn read(&self, system: &System, frames: &[usize]) -> Result<Vec<Frame>> {
+        self.loaders.install(|| frames.par_iter().map(|&index| read(system, index)).collect())
     }
 
     /// Reads the frames of a system in order; `visit` gets the descriptors of each, `[n_atoms, width]`.
@@ -493,6 +553,20 @@ fn evaluate<T: Real>(
     let mut out = Prediction::default();
     engine.evaluate(&mut out, params, &batch);
     Ok(out)
+}
+
+/// What the atoms of a block bring, and how many of them have an output.
+fn evaluate_block<T: Real>(
+    engine: &mut CpuEngine<T>,
+    params: &[f64],
+    frame: &Frame,
+    cut: Cut,
+) -> Result<(Prediction, usize)> {
+    let prepared = engine.block_preparer(cut)(frame)?;
+    let block = &prepared.first().ok_or_else(|| err!("a part without a block"))?.prepared;
+    let mut out = Prediction::default();
+    engine.evaluate(&mut out, params, &[block]);
+    Ok((out, block.parts[0].n_rows()))
 }
 
 /// Reads a frame; a coordinate that is not a number would spread over the whole frame without a word.

@@ -55,6 +55,7 @@ pub fn run(options: &RunOptions, caller: Option<Caller>) -> Result<Ended> {
         zero_on_stop: options.zero_on_stop,
         input: options.input.path().map(Path::to_owned),
         task: task(options),
+        tells_summary: true,
     };
     let (mut ended, is_program) = (None, caller.is_none());
     session::run(&session, |team, session| {

@@ -36,6 +36,8 @@ pub struct SessionOptions {
     pub input: Option<PathBuf>,
     /// What the command line asks for, as far as all ranks must ask for the same.
     pub task: String,
+    /// Tell in the log who works together.
+    pub tells_summary: bool,
 }
 
 /// The place of this process among the others.
@@ -123,7 +125,9 @@ fn join(team: &mut Team, launch: Launch, options: &SessionOptions, about: &About
     team.tell_once(check_one_job(&abouts))?;
     let gpu = find_gpu(team, &launch, options.device)?;
     let far_lines = FarLines::new(&hosts, team.rank(), options.mpi_log == MpiLog::Collect);
-    summary(team, &launch, &hosts, threads, gpu.as_ref().map(|(gpu, _)| gpu));
+    if options.tells_summary {
+        summary(team, &launch, &hosts, threads, gpu.as_ref().map(|(gpu, _)| gpu));
+    }
     Ok(Session { launch, threads, gpu, far_lines })
 }
 

@@ -4,19 +4,23 @@ mod detail; // files with every label beside its prediction
 mod energy; // models of energies
 mod errors; // mean absolute and root-mean-square errors
 mod output; // models of other outputs
+mod ranks; // frames and blocks of frames over ranks
 
 use super::logging::LogArgs;
 use super::{Command, systems, typed};
 use crate::data::{Frame, System, Wants};
 use crate::engine::Prediction;
-use crate::engine::choice::DeviceChoice;
+use crate::engine::choice::{DeviceChoice, Gpu};
 use crate::err;
 use crate::error::Result;
 use crate::infer::Predictor;
 use crate::infer::load::load_model;
 use crate::launch::threads::{Threads, available_cores};
+use crate::report::log::{self as report_log, MpiLog};
 use crate::report::progress::Progress;
 use crate::sample::permute::Permutation;
+use crate::train::session::{self, Session, SessionOptions};
+use crate::train::team::Team;
 use clap::Args;
 use energy::EnergyTester;
 use output::OutputTester;
@@ -29,7 +33,8 @@ use std::str::FromStr;
 pub(super) const COMMAND: Command = Command {
     name: "test",
     about: "Compare a model with data",
-    examples: "Examples:\n  dp test -m model.dp -s data\n  dp test -m model.dp -s data -n 30 -d detail",
+    examples: "Examples:\n  dp test -m model.dp -s data\n  dp test -m model.dp -s data -n 30 -d detail\n  \
+               mpirun -n 4 dp test -m model.dp -s data",
     define: TestArgs::augment_args,
     run: |matches, _| run(&typed(matches)),
 };
@@ -81,33 +86,60 @@ struct TestArgs {
 }
 
 fn run(args: &TestArgs) -> Result<()> {
-    args.log.start()?;
+    let log = args.log.options(MpiLog::Master, 0, 1)?;
+    let options = SessionOptions {
+        log_level: log.level,
+        log_path: log.path,
+        mpi_log: log.mode,
+        stall_timeout: None,
+        device: args.device,
+        zero_on_stop: false,
+        input: Some(args.model.clone()),
+        task: format!("dp test{}", if args.atomic { " --atomic" } else { "" }),
+        tells_summary: false,
+    };
+    session::run(&options, |team, session| {
+        report_log::start_file();
+        test(team, session, args).map(|()| None)
+    })
+}
+
+/// Every rank evaluates a share of the frames; rank 0 compares, tells and writes.
+fn test(team: &mut Team, session: &Session, args: &TestArgs) -> Result<()> {
     if args.set_prefix.is_some() {
         log::warn!("--set-prefix has no effect: sets are always named set.*");
     }
     if let Some(head) = &args.head {
-        return Err(err!("--head {head}: models here have one task").help("leave the flag away"));
+        let refused = err!("--head {head}: models here have one task").help("leave the flag away");
+        return team.tell_once(Err(refused));
     }
-    let paths = find_systems(args)?;
-    let mut predictor = predictor(&args.model, args.device)?;
-    let details = args.detail_file.as_deref();
-    let mut tester: Box<dyn Tester> = match predictor.model().is_energy() {
-        true => Box::new(EnergyTester::new(args.atomic, details)?),
-        false => Box::new(OutputTester::new(predictor.model(), args.atomic, details)?),
-    };
+    let paths = team.from_root(|| find_systems(args))?;
+    let gpu = session.gpu.as_ref().map(|(gpu, _)| (gpu.clone(), args.device));
+    let mut predictor = team.agree(predictor_on(&args.model, session.threads.compute, gpu))?;
+    let batch_atoms = team.from_root(|| Ok(predictor.batch_atoms()))?;
+    predictor = predictor.with_batch_atoms(batch_atoms);
+    let mut tester = team.agree(tester(args, &predictor))?;
     for (number, path) in paths.iter().enumerate() {
         log::info!("# ---------------output of dp test--------------- ");
         log::info!("# testing system : {path}");
-        test_system(args, number, path, &mut predictor, &mut *tester)?;
+        test_system(team, args, number, path, &mut predictor, &mut *tester)?;
         tester.end_system().iter().for_each(|line| log::info!("{line}"));
         log::info!("# ----------------------------------------------- ");
     }
-    let lines = tester.end()?;
+    let lines = team.agree(tester.end())?;
     log::info!("# ----------weighted average of errors----------- ");
     log::info!("# number of systems : {}", paths.len());
     lines.iter().for_each(|line| log::info!("{line}"));
     log::info!("# ----------------------------------------------- ");
     Ok(())
+}
+
+fn tester(args: &TestArgs, predictor: &Predictor) -> Result<Box<dyn Tester>> {
+    let details = args.detail_file.as_deref();
+    Ok(match predictor.model().is_energy() {
+        true => Box::new(EnergyTester::new(args.atomic, details)?),
+        false => Box::new(OutputTester::new(predictor.model(), args.atomic, details)?),
+    })
 }
 
 /// What is compared of one kind of model.
@@ -139,16 +171,20 @@ fn find_systems(args: &TestArgs) -> Result<Vec<String>> {
     }
 }
 
-/// What the commands evaluate a model with.
+/// What the commands of one process evaluate a model with.
 pub(super) fn predictor(path: &Path, device: DeviceChoice) -> Result<Predictor> {
     let environment = |name: &str| std::env::var(name).ok();
-    let model = load_model(path)?;
     let threads = Threads::new(&environment, available_cores(), 1)?.compute;
-    let mut predictor = Predictor::new(model, threads).map_err(|e| e.at(path.display()))?;
-    if let Some(gpu) = device.find(0, &environment)? {
+    let gpu = device.find(0, &environment)?;
+    predictor_on(path, threads, gpu.map(|gpu| (gpu, device)))
+}
+
+fn predictor_on(path: &Path, threads: usize, gpu: Option<(Gpu, DeviceChoice)>) -> Result<Predictor> {
+    let mut predictor = Predictor::new(load_model(path)?, threads).map_err(|e| e.at(path.display()))?;
+    if let Some((gpu, device)) = gpu {
         predictor = predictor.on_gpu(gpu, device);
     }
-    match environment("DP_INFER_BATCH_SIZE") {
+    match std::env::var("DP_INFER_BATCH_SIZE").ok() {
         None => Ok(predictor),
         Some(text) => match text.trim().parse() {
             Ok(atoms) => Ok(predictor.with_batch_atoms(atoms)),
@@ -159,18 +195,23 @@ pub(super) fn predictor(path: &Path, device: DeviceChoice) -> Result<Predictor> 
 }
 
 fn test_system(
+    team: &mut Team,
     args: &TestArgs,
     number: usize,
     path: &str,
     predictor: &mut Predictor,
     tester: &mut dyn Tester,
 ) -> Result<()> {
-    let system = System::open(path, predictor.type_map(), &tester.wants(predictor.wants()))?;
-    tester.check(&system)?;
-    let frames = frames_to_test(args, number, system.n_frames);
-    let progress = Progress::counting("frames", frames.len() as u64);
+    let system = System::open(path, predictor.type_map(), &tester.wants(predictor.wants()));
+    let system = team.agree(system.and_then(|system| tester.check(&system).map(|()| system)))?;
+    ranks::check_same(team, path, &system)?;
+    let frames = team.from_root(|| Ok(frames_to_test(args, number, system.n_frames)))?;
+    let progress = match team.is_root() {
+        true => Progress::counting("frames", frames.len() as u64),
+        false => Progress::new(0, 0, false),
+    };
     let mut done = 0;
-    predictor.for_each_batch(&system, &frames, |frames, predicted| {
+    ranks::for_each_batch(team, predictor, &system, &frames, |frames, predicted| {
         tester.add(path, number, frames, predicted)?;
         done += frames.len();
         progress.step(done as u64);

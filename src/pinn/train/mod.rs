@@ -65,6 +65,7 @@ pub fn main(args: &TrainArgs) -> Result<()> {
         zero_on_stop: args.zero_on_stop,
         input: Some(args.params.clone()),
         task: "pinn train".to_string(),
+        tells_summary: true,
     };
     session::run(&session, |team, session| train(team, session, args))
 }
