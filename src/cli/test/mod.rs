@@ -4,6 +4,7 @@ mod detail; // files with every label beside its prediction
 mod energy; // models of energies
 mod errors; // mean absolute and root-mean-square errors
 mod output; // models of other outputs
+mod tensor; // models of dipoles and polarizabilities
 
 use super::logging::LogArgs;
 use super::{Command, systems, typed};
@@ -25,6 +26,7 @@ use rand_chacha::ChaCha8Rng;
 use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use tensor::TensorTester;
 
 pub(super) const COMMAND: Command = Command {
     name: "test",
@@ -91,9 +93,11 @@ fn run(args: &TestArgs) -> Result<()> {
     let paths = find_systems(args)?;
     let mut predictor = predictor(&args.model, args.device)?;
     let details = args.detail_file.as_deref();
-    let mut tester: Box<dyn Tester> = match predictor.model().is_energy() {
-        true => Box::new(EnergyTester::new(args.atomic, details)?),
-        false => Box::new(OutputTester::new(predictor.model(), args.atomic, details)?),
+    let model = predictor.model();
+    let mut tester: Box<dyn Tester> = match model.output.made.is_turned() {
+        true => Box::new(TensorTester::new(model, args.atomic, details)?),
+        false if model.is_energy() => Box::new(EnergyTester::new(args.atomic, details)?),
+        false => Box::new(OutputTester::new(model, args.atomic, details)?),
     };
     for (number, path) in paths.iter().enumerate() {
         log::info!("# ---------------output of dp test--------------- ");

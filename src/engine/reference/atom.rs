@@ -4,6 +4,7 @@
 
 use super::layer::{self, Trace};
 use super::pairs::{self, Described};
+use super::turned::Turned;
 use crate::model::dp::Dp;
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,9 +84,18 @@ fn places(models: &[Arc<Dp>]) -> Vec<Range<usize>> {
     models.iter().map(place).collect()
 }
 
-/// What the fitting net says of an atom.
+/// What the fitting net says of an atom, before the statistics enter.
 pub fn outputs(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> Vec<f64> {
-    forward(models, params, view).outputs
+    let f = forward(models, params, view);
+    f.turned(&models[0], view).map_or(f.outputs.clone(), |turned| turned.forward())
+}
+
+impl Forward {
+    /// Where outputs turn with the atoms: how.
+    fn turned<'a>(&'a self, model: &Dp, view: &AtomView) -> Option<Turned<'a>> {
+        let (made, scale) = (model.output.made, model.options.fitting.net_scale(view.center));
+        made.is_turned().then(|| Turned { made, scale, a: &self.parts[0].a, x: &self.outputs })
+    }
 }
 
 /// The energy of an atom and its gradient by the rows of the environment matrix.
@@ -99,7 +109,8 @@ pub fn first_pass(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> FirstP
     FirstPass { energy: f.outputs[0], de_row }
 }
 
-/// Adds the gradient of `dl_e . e + de_e . (de/drow) . row_dot` by the parameters, e being the outputs of the fitting net.
+/// Adds the gradient of `dl_e . e + de_e . (de/drow) . row_dot` by the parameters, e being the outputs of the fitting net; `dl_e` is by
+/// [`outputs`].
 pub fn second_pass(
     grad: &mut [f64],
     models: &[Arc<Dp>],
@@ -110,6 +121,14 @@ pub fn second_pass(
 ) {
     let mut f = forward(models, params, view);
     let fitting = &models[0].fitting[view.center];
+    let turned = f.turned(&models[0], view).map(|turned| turned.backward(dl_e));
+    let dl_e = match turned {
+        Some((dl_x, dl_a)) => {
+            f.parts[0].dl_a = dl_a;
+            &dl_x.clone()
+        }
+        None => dl_e,
+    };
 
     // Tangent: rows -> D -> fitting net.
     let mut x_dot = Vec::new();

@@ -32,8 +32,10 @@ type Matrix = Vec<[f64; 4]>;
 pub struct Described {
     g: Vec<Vec<f64>>,
     embedding: Vec<Vec<Trace>>,
-    a: Matrix,
+    pub a: Matrix,
     a_dot: Matrix,
+    /// What is added to dL/dA where more than D comes from A; empty where nothing does.
+    pub dl_a: Matrix,
     /// The descriptor, flattened.
     pub d: Vec<f64>,
 }
@@ -48,7 +50,7 @@ pub fn forward(model: &Dp, params: &[f64], entries: &[Entry]) -> Described {
         g.push(value);
         embedding.push(traces);
     }
-    Described { d: descriptor(model, &a), g, embedding, a_dot: Vec::new(), a }
+    Described { d: descriptor(model, &a), g, embedding, a_dot: Vec::new(), dl_a: Vec::new(), a }
 }
 
 impl Described {
@@ -109,6 +111,9 @@ impl Described {
         let mut dl_a = vec![[0.0; 4]; model.n_embed()];
         descriptor_backward_add(&mut dl_a, model, &self.a, dl_d);
         tangent_backward_add(&mut dl_a, model, &self.a_dot, de_d);
+        for (sum, more) in dl_a.iter_mut().zip(&self.dl_a) {
+            (0..4).for_each(|c| sum[c] += more[c]);
+        }
         for (n, entry) in entries.iter().enumerate() {
             let scale = entry.weight / model.n_sel() as f64;
             let mut dl_g = contract(&dl_a, &entry.env(model), scale);
