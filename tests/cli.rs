@@ -46,7 +46,16 @@ impl Place {
     /// With the models and systems of `tests/golden/dp_test`.
     fn with_golden() -> Self {
         let place = Place::new();
-        for name in ["one_side.dp", "two_side.dp", "dos.dp", "property.dp", "bulk", "cluster"] {
+        for name in [
+            "one_side.dp",
+            "two_side.dp",
+            "dos.dp",
+            "property.dp",
+            "dipole.dp",
+            "polar.dp",
+            "bulk",
+            "cluster",
+        ] {
             copy(&golden(name), &place.path(name));
         }
         place
@@ -169,12 +178,37 @@ fn test_of_other_outputs_says_and_writes_what_deepmd_kit_does() {
 }
 
 #[test]
+fn test_of_dipoles_and_polarizabilities_says_and_writes_what_deepmd_kit_does() {
+    for (model, systems, flag) in [("dipole", "bulk cluster", ""), ("polar", "cluster bulk", "--atomic")] {
+        let place = Place::with_golden();
+        let environment = [("DP_INFER_BATCH_SIZE", "1")];
+        let line = format!("test -m {model}.dp -s {systems} -d got {flag} --device cpu");
+        let run = place.dp_with(&line, &environment).succeeds();
+        let want = std::fs::read_to_string(golden(&format!("{model}.log"))).unwrap();
+        assert_eq!(run.messages(), want.lines().collect::<Vec<_>>());
+        for name in ["out", "out.1"] {
+            let want = std::fs::read_to_string(golden(&format!("{model}.{name}"))).unwrap();
+            same_details(&place.read(&format!("got.{name}")), &want, 1e-10, name);
+        }
+    }
+}
+
+#[test]
 fn models_without_energies_are_shown_frozen_and_refused_where_energies_are_wanted() {
     let place = Place::with_golden();
     let shown = place.dp("show dos.dp type-map fitting-net size").succeeds();
     assert!(shown.messages().iter().any(|line| line.contains("'numb_dos': 3")), "{:?}", shown.messages());
-    place.dp("convert-backend property.dp copy.yaml").succeeds();
-    place.dp("test -m copy.yaml -s bulk").succeeds();
+    for model in ["property", "dipole", "polar"] {
+        place.dp(&format!("convert-backend {model}.dp copy.yaml")).succeeds();
+        place.dp("test -m copy.yaml -s bulk").succeeds();
+        place.dp("convert-backend copy.yaml back.dp").succeeds();
+        let shown = place.dp("show back.dp fitting-net").succeeds();
+        assert!(
+            shown.messages().iter().any(|line| line.contains(&format!("'type': '{model}'"))),
+            "{:?}",
+            shown.messages()
+        );
+    }
     place.dp("model-devi -m dos.dp dos.dp -s bulk").fails(
         1,
         &["error: dos.dp: the model predicts no energy: its fitting net is of type \"dos\"\n  help: dp test evaluates it"],

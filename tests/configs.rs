@@ -4,7 +4,7 @@ use phalanx::data::field::Need;
 use phalanx::data::options::{BatchSize, SystemWeights};
 use phalanx::loss::options::{EnerLossOptions, HuberDeltas, LossFunction};
 use phalanx::model::activation::Activation;
-use phalanx::model::dp::fitting::{Dos, Property};
+use phalanx::model::dp::fitting::{Dipole, Dos, Polar, Property};
 use phalanx::model::dp::options::{DescriptorOptions, Embedding, FittingKind, Form, Precision, Sel};
 use phalanx::optim::AdamOptions;
 use phalanx::optim::options::{ScaleByWorker, Schedule, Shape, Warmup, WsdDecay};
@@ -143,7 +143,7 @@ fn old_layouts_and_aliases_arrive_where_the_new_ones_do() {
 fn other_outputs_than_energies_are_read_as_meant() {
     let (dos, full) = good("dos.json");
     assert_eq!(dos.model.fitting.kind, FittingKind::Dos(Dos { numb_dos: 250 }));
-    assert_eq!(dos.loss.columns(), ["rmse_global_dos", "rmse_global_cdf"]);
+    assert_eq!(dos.loss.columns(&dos.model.fitting), ["rmse_global_dos", "rmse_global_cdf"]);
     assert_eq!(full["model"]["fitting_net"]["precision"], "float64");
     let wants = dos.loss.wants(&dos.model.fitting).output.unwrap();
     assert_eq!((wants.name.as_str(), wants.width), ("dos", 250));
@@ -151,9 +151,19 @@ fn other_outputs_than_energies_are_read_as_meant() {
     let (property, full) = good("property.json");
     let own = Property { name: "band_gap".into(), task_dim: 1, is_intensive: true, distinguish_types: true };
     assert_eq!(property.model.fitting.kind, FittingKind::Property(own));
-    assert_eq!(property.loss.columns(), ["mae", "rmse"]);
+    assert_eq!(property.loss.columns(&property.model.fitting), ["mae", "rmse"]);
     assert_eq!(full["loss"]["beta"], 1.0);
     assert_eq!(property.loss.wants(&property.model.fitting).output.unwrap().of_frames, Need::Must);
+    let (dipole, _) = good("dipole.json");
+    assert_eq!(dipole.model.fitting.kind, FittingKind::Dipole(Dipole));
+    assert_eq!(dipole.loss.columns(&dipole.model.fitting), ["rmse_local_dipole"]);
+    let (polar, full) = good("polar.json");
+    let own = Polar { fit_diag: false, scale: vec![1.0, 0.5], shift_diag: true };
+    assert_eq!(polar.model.fitting.kind, FittingKind::Polar(own));
+    assert_eq!(full["model"]["fitting_net"]["sel_type"], 0);
+    assert_eq!(polar.loss.columns(&polar.model.fitting), ["rmse_local_polar", "rmse_global_polar"]);
+    let wants = polar.loss.wants(&polar.model.fitting).output.unwrap();
+    assert_eq!((wants.name.as_str(), wants.width), ("polarizability", 9));
 }
 
 #[test]

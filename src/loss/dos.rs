@@ -1,6 +1,7 @@
 //! The loss of a density of states on a grid, of frames and of atoms, and of its running sums.
 
 use super::options::{Prefactor, prefactor};
+use super::squares::Squares;
 use super::{Loss, LossChoice, LossOptions, LossValue, Term};
 use crate::config::registry::{Entry, Named};
 use crate::config::table::{Key, Kind};
@@ -88,8 +89,8 @@ impl DosLossOptions {
 }
 
 impl LossOptions for DosLossOptions {
-    fn fitting(&self) -> &'static str {
-        "dos"
+    fn fitting(&self) -> &'static [&'static str] {
+        &["dos"]
     }
 
     fn want(&self, wants: &mut Wants, fitting: &FittingOptions) {
@@ -107,13 +108,12 @@ impl LossOptions for DosLossOptions {
         self.used().map(|(term, _)| (field(term.of_atoms), term.key)).collect()
     }
 
-    fn names(&self) -> Vec<String> {
+    fn names(&self, _fitting: &FittingOptions) -> Vec<String> {
         self.used().map(|(term, _)| term.shown.to_string()).collect()
     }
 
     fn build(&self, start_lr: f64, model: &Dp) -> Box<dyn Loss> {
-        let left_out = model.options.atom_exclude_types.clone();
-        Box::new(DosLoss { options: self.clone(), start_lr, left_out, width: model.output.width })
+        Box::new(DosLoss { options: self.clone(), start_lr, squares: Squares::of(model) })
     }
 }
 
@@ -121,10 +121,7 @@ impl LossOptions for DosLossOptions {
 struct DosLoss {
     options: DosLossOptions,
     start_lr: f64,
-    /// Types whose atoms do not count.
-    left_out: Vec<usize>,
-    /// Points of the grid.
-    width: usize,
+    squares: Squares,
 }
 
 impl Loss for DosLoss {
@@ -132,108 +129,14 @@ impl Loss for DosLoss {
         seeds.reset(out);
         let mut value = LossValue::default();
         for (term, prefactor) in self.options.used() {
-            let weight = prefactor.at(lr / self.start_lr);
-            let mean = match term.of_atoms {
-                true => self.of_atoms(seeds, out, frames, term.summed, weight),
-                false => self.of_frames(seeds, out, frames, term.summed, weight),
+            let (weight, summed) = (prefactor.at(lr / self.start_lr), term.summed);
+            let (mean, shown) = match term.of_atoms {
+                true => self.squares.of_atoms(seeds, out, frames, summed, weight),
+                false => self.squares.of_frames(seeds, out, frames, summed, weight),
             };
-            value.loss += weight * mean.unwrap_or(0.0);
-            // Of frames the error of an atom is shown.
-            let per_atom = if term.of_atoms { 1.0 } else { self.mean_atoms(frames) };
-            let shown = mean.map_or(f64::NAN, |mean| mean.sqrt() / per_atom);
+            value.loss += weight * mean;
             value.terms.push(Term { name: term.shown.into(), value: shown });
         }
         value
     }
-}
-
-impl DosLoss {
-    /// Atoms that count.
-    fn real_atoms<'a>(&'a self, frame: &'a Frame) -> impl Iterator<Item = usize> {
-        let counts = |t: i32| usize::try_from(t).is_ok_and(|t| !self.left_out.contains(&t));
-        (0..frame.n_atoms()).filter(move |&i| counts(frame.types[i]))
-    }
-
-    /// Atoms of a frame that count, in float32 as DeePMD-kit has it: so the digits agree.
-    fn mean_atoms(&self, frames: &[&Frame]) -> f64 {
-        let sum: f32 = frames.iter().map(|frame| self.real_atoms(frame).count() as f32).sum();
-        f64::from(sum / frames.len() as f32)
-    }
-
-    /// The mean square over frames and grid; `None` where a label is missing.
-    fn of_frames(
-        &self,
-        seeds: &mut Seeds,
-        out: &Prediction,
-        frames: &[&Frame],
-        summed: bool,
-        weight: f64,
-    ) -> Option<f64> {
-        let count = (frames.len() * self.width) as f64;
-        let mut sum = 0.0;
-        let labels: Vec<&[f64]> = frames.iter().map(|f| f.labels.output.as_deref()).collect::<Option<_>>()?;
-        for (f, label) in labels.into_iter().enumerate() {
-            let at = f * self.width..(f + 1) * self.width;
-            sum +=
-                add_squares(&mut seeds.dl_output[at.clone()], &out.output[at], label, summed, weight / count);
-        }
-        Some(sum / count)
-    }
-
-    /// The mean square over atoms and grid; `None` where a label is missing.
-    fn of_atoms(
-        &self,
-        seeds: &mut Seeds,
-        out: &Prediction,
-        frames: &[&Frame],
-        summed: bool,
-        weight: f64,
-    ) -> Option<f64> {
-        let n_atoms: usize = frames.iter().map(|frame| self.real_atoms(frame).count()).sum();
-        let count = (n_atoms.max(1) * self.width) as f64;
-        let (mut sum, mut first) = (0.0, 0);
-        if frames.iter().any(|frame| frame.labels.atom_output.is_none()) {
-            return None;
-        }
-        for frame in frames {
-            let label = frame.labels.atom_output.as_deref()?;
-            for i in self.real_atoms(frame) {
-                let at = (first + i) * self.width..(first + i + 1) * self.width;
-                let label = &label[i * self.width..(i + 1) * self.width];
-                let dl = &mut seeds.dl_atom_output[at.clone()];
-                sum += add_squares(dl, &out.atom_output[at], label, summed, weight / count);
-            }
-            first += frame.n_atoms();
-        }
-        Some(sum / count)
-    }
-}
-
-/// The sum of the squares of the errors, or of their running sums; adds `weight` times its derivatives.
-fn add_squares(dl: &mut [f64], got: &[f64], want: &[f64], summed: bool, weight: f64) -> f64 {
-    if !summed {
-        let mut sum = 0.0;
-        for ((dl, got), want) in dl.iter_mut().zip(got).zip(want) {
-            let error = got - want;
-            sum += error * error;
-            *dl += weight * 2.0 * error;
-        }
-        return sum;
-    }
-    let (mut sum, mut running_got, mut running_want) = (0.0, 0.0, 0.0);
-    let mut errors = Vec::with_capacity(got.len());
-    for (got, want) in got.iter().zip(want) {
-        running_got += got;
-        running_want += want;
-        let error: f64 = running_got - running_want;
-        sum += error * error;
-        errors.push(error);
-    }
-    // A number enters its own running sum and all that follow.
-    let mut following = 0.0;
-    for (dl, error) in dl.iter_mut().zip(&errors).rev() {
-        following += error;
-        *dl += weight * 2.0 * following;
-    }
-    sum
 }

@@ -21,8 +21,8 @@ pub const ENER: Entry<LossChoice> = Entry {
 };
 
 impl LossOptions for EnerLossOptions {
-    fn fitting(&self) -> &'static str {
-        "ener"
+    fn fitting(&self) -> &'static [&'static str] {
+        &["ener"]
     }
 
     fn want(&self, wants: &mut Wants, _fitting: &FittingOptions) {
@@ -45,7 +45,7 @@ impl LossOptions for EnerLossOptions {
         fields.into_iter().zip(self.prefactors()).filter(|(_, p)| p.is_used()).map(|(term, _)| term).collect()
     }
 
-    fn names(&self) -> Vec<String> {
+    fn names(&self, _fitting: &FittingOptions) -> Vec<String> {
         EnerLossOptions::names(self).into_iter().map(String::from).collect()
     }
 

@@ -7,6 +7,8 @@ pub mod value; // what every loss tells of a batch
 pub mod ener;
 pub mod dos;
 pub mod property;
+pub mod tensor;
+mod squares; // mean squares of errors of outputs
 pub mod observation; // for optimisers that look at single numbers
 pub mod pinn;
 #[cfg(test)]
@@ -36,7 +38,7 @@ pub static LOSSES: &[Entry<LossChoice>] = &[
     dos::DOS,
     Entry::not_yet("population"),
     property::PROPERTY,
-    Entry::not_yet("tensor"),
+    tensor::TENSOR,
 ];
 
 /// The keys of the `loss` section.
@@ -58,8 +60,8 @@ pub trait Loss: Send {
 
 /// The options of a loss, resolved.
 pub trait LossOptions: Any + Debug + Send + Sync {
-    /// The type of the fitting nets whose outputs it compares with labels.
-    fn fitting(&self) -> &'static str;
+    /// The types of the fitting nets whose outputs it compares with labels.
+    fn fitting(&self) -> &'static [&'static str];
 
     /// Says which labels it compares with.
     fn want(&self, wants: &mut Wants, fitting: &FittingOptions);
@@ -68,7 +70,7 @@ pub trait LossOptions: Any + Debug + Send + Sync {
     fn terms(&self) -> Vec<(Field, &'static str)>;
 
     /// Names of the errors that it shows, in their order.
-    fn names(&self) -> Vec<String>;
+    fn names(&self, fitting: &FittingOptions) -> Vec<String>;
 
     /// What the root of the loss is called in the learning curve, where it stands there.
     fn root(&self) -> Option<&'static str> {
@@ -96,11 +98,13 @@ impl LossChoice {
     /// Refuses a loss that does not compare what the fitting net predicts.
     pub fn check(&self, fitting: &FittingOptions) -> Result<()> {
         let (wanted, found) = (self.0.fitting(), fitting.type_name());
-        if wanted == found {
+        if wanted.contains(&found) {
             return Ok(());
         }
+        let (wanted, own) =
+            (wanted.join("\" or \""), if fitting.output().made.is_turned() { "tensor" } else { found });
         Err(err!("loss.type: this loss is for a fitting net of type \"{wanted}\", and model.fitting_net is \"{found}\"")
-            .help(format!("set loss.type to \"{found}\"")))
+            .help(format!("set loss.type to \"{own}\"")))
     }
 
     /// Labels that it compares with, and the parameters that the model takes.
@@ -122,13 +126,14 @@ impl LossChoice {
 
     /// What is shown of a batch, in this order: the root of the loss, which has a name only where it is a column of the learning
     /// curve, and the errors.
-    pub fn shown(&self) -> Vec<Option<String>> {
-        std::iter::once(self.0.root().map(String::from)).chain(self.0.names().into_iter().map(Some)).collect()
+    pub fn shown(&self, fitting: &FittingOptions) -> Vec<Option<String>> {
+        let names = self.0.names(fitting).into_iter().map(Some);
+        std::iter::once(self.0.root().map(String::from)).chain(names).collect()
     }
 
     /// The columns of the learning curve.
-    pub fn columns(&self) -> Vec<String> {
-        self.shown().into_iter().flatten().collect()
+    pub fn columns(&self, fitting: &FittingOptions) -> Vec<String> {
+        self.shown(fitting).into_iter().flatten().collect()
     }
 
     /// The loss of a run.

@@ -5,7 +5,7 @@ use crate::config::check::check;
 use crate::config::{Section, registry};
 use crate::data::Labels;
 use crate::engine::reference::tests::{model_with, options};
-use crate::model::dp::fitting::{Dos, Property};
+use crate::model::dp::fitting::{Dipole, Dos, Property};
 use crate::model::dp::options::FittingKind;
 use serde_json::{Value, json};
 
@@ -76,6 +76,14 @@ fn seeds_of_a_density_of_states_agree_with_central_differences() {
         section[format!("start_pref_{term}")] = json!(2.0);
         section[format!("limit_pref_{term}")] = json!(0.5);
         check_seeds(&*loss(section, FittingKind::Dos(Dos { numb_dos: WIDTH })));
+    }
+}
+
+#[test]
+fn seeds_of_a_dipole_agree_with_central_differences() {
+    for (pref, pref_atomic) in [(0.7, 0.0), (0.0, 2.0), (0.3, 0.4)] {
+        let section = json!({"type": "tensor", "pref": pref, "pref_atomic": pref_atomic});
+        check_seeds(&*loss(section, FittingKind::Dipole(Dipole)));
     }
 }
 

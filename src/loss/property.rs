@@ -86,8 +86,8 @@ impl PropertyLossOptions {
 }
 
 impl LossOptions for PropertyLossOptions {
-    fn fitting(&self) -> &'static str {
-        "property"
+    fn fitting(&self) -> &'static [&'static str] {
+        &["property"]
     }
 
     fn want(&self, wants: &mut Wants, fitting: &FittingOptions) {
@@ -99,7 +99,7 @@ impl LossOptions for PropertyLossOptions {
         Vec::new()
     }
 
-    fn names(&self) -> Vec<String> {
+    fn names(&self, _fitting: &FittingOptions) -> Vec<String> {
         self.metric.iter().map(|measure| name(*measure).to_string()).collect()
     }
 

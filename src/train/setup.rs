@@ -20,7 +20,7 @@ use crate::infer::checkpoint::check_numbers;
 use crate::infer::load::load_model;
 use crate::launch::Launch;
 use crate::model::dp::Dp;
-use crate::model::dp::options::{Applied, DescriptorOptions, ModelOptions, Sel};
+use crate::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::{Summary, Sums};
 use crate::neighbor::Cut;
@@ -683,7 +683,7 @@ fn shift_bias(
     for (bias, shift) in model.stats.bias.iter_mut().zip(shift) {
         *bias += shift;
     }
-    if model.output.applied != Applied::Bias {
+    if model.output.applied.takes_deviation() {
         model.stats.out_std = spread;
     }
     Ok(())

@@ -294,7 +294,10 @@ impl Case {
             self.predict_and_differentiate(&mut self.cpu::<T>(mode)?, worst)?;
             self.replay(&mut self.cpu::<T>(mode)?, worst)?;
         }
-        // Frames in blocks, as ranks share them.
+        // Frames in blocks, as ranks share them where energies are predicted.
+        if !self.model.is_energy() {
+            return Ok(());
+        }
         for n in [2, 3, 8] {
             let mut engine = InBlocks::new(n, || CpuEngine::<T>::new(self.model.clone(), 1, series))?;
             self.predict_and_differentiate(&mut engine, worst)?;

@@ -18,6 +18,7 @@ use phalanx::export::read_model;
 use phalanx::gpu::{Cuda, Numbers};
 use phalanx::infer::pinn::predict_dipole;
 use phalanx::model::dp::Dp;
+use phalanx::model::dp::options::Output;
 use phalanx::model::pinet::PinetModel;
 use phalanx::model::pinet::options::ModelOptions;
 use phalanx::pinn::params::Params;
@@ -76,6 +77,14 @@ pub const ROWS: &[Row] = &[
     Row { name: "property", make: Series("property", F64) },
     Row { name: "property, intensive", make: Series("property_intensive", F64) },
     Row { name: "property, intensive, direct", make: Direct("property_intensive", F64) },
+    Row { name: "dipole", make: Series("dipole", F64) },
+    Row { name: "dipole, direct", make: Direct("dipole", F64) },
+    Row { name: "dipole, float32", make: Series("dipole_float32", F32) },
+    Row { name: "polar", make: Series("polar", F64) },
+    Row { name: "polar, direct", make: Direct("polar", F64) },
+    Row { name: "polar, whole", make: Series("polar_whole", F64) },
+    Row { name: "polar, whole, direct", make: Direct("polar_whole", F64) },
+    Row { name: "polar, float32", make: Series("polar_float32", F32) },
     // Not se_e2_r with pairs left out: it jumps at the cutoff, there as in DeePMD-kit (`model/dp/descriptor/se_e2_r.rs`).
     Row { name: "PiNet", make: Pinet("potential_model", "PiNet", NODES, F64) },
     Row { name: "PiNet, float32", make: Pinet("potential_model", "PiNet", NODES, F32) },
@@ -108,6 +117,8 @@ pub struct Potential {
     pub width: usize,
     /// The output of a frame is the mean over atoms.
     pub is_mean: bool,
+    /// Outputs turn with the atoms, as vectors or tensors.
+    pub is_turned: bool,
     /// Atoms of type -1 are no atoms.
     pub knows_virtual_atoms: bool,
     /// Near the cutoff energies go like this power of the distance to it: PiNet's cutoff is a cosine.
@@ -148,8 +159,9 @@ impl Row {
                 Pinet(model, ..) => model != "dipole_model",
                 Series(folder, _) | Direct(folder, _) => dp(folder).0.is_energy(),
             },
-            width: self.output().0,
-            is_mean: self.output().1,
+            width: self.output().map_or(1, |output| output.width),
+            is_mean: self.output().is_some_and(|output| output.is_intensive),
+            is_turned: self.output().is_some_and(|output| output.made.is_turned()),
             knows_virtual_atoms: !is_pinet,
             cutoff_power: if is_pinet { 2 } else { 3 },
             evaluate,
@@ -157,11 +169,10 @@ impl Row {
         engines.into_iter().map(potential).collect()
     }
 
-    /// Numbers of a frame, and whether they are means over atoms.
-    fn output(&self) -> (usize, bool) {
-        let (Series(folder, _) | Direct(folder, _)) = self.make else { return (1, false) };
-        let output = dp(folder).0.output.clone();
-        (output.width, output.is_intensive)
+    /// What it predicts; `None` for a PiNet.
+    fn output(&self) -> Option<Output> {
+        let (Series(folder, _) | Direct(folder, _)) = self.make else { return None };
+        Some(dp(folder).0.output.clone())
     }
 
     /// The reference, which knows float64 and no series, and the CPU engine.

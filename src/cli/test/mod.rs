@@ -5,6 +5,7 @@ mod energy; // models of energies
 mod errors; // mean absolute and root-mean-square errors
 mod output; // models of other outputs
 mod ranks; // frames and blocks of frames over ranks
+mod tensor; // models of dipoles and polarizabilities
 
 use super::logging::LogArgs;
 use super::{Command, systems, typed};
@@ -29,6 +30,7 @@ use rand_chacha::ChaCha8Rng;
 use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use tensor::TensorTester;
 
 pub(super) const COMMAND: Command = Command {
     name: "test",
@@ -135,10 +137,11 @@ fn test(team: &mut Team, session: &Session, args: &TestArgs) -> Result<()> {
 }
 
 fn tester(args: &TestArgs, predictor: &Predictor) -> Result<Box<dyn Tester>> {
-    let details = args.detail_file.as_deref();
-    Ok(match predictor.model().is_energy() {
-        true => Box::new(EnergyTester::new(args.atomic, details)?),
-        false => Box::new(OutputTester::new(predictor.model(), args.atomic, details)?),
+    let (model, details) = (predictor.model(), args.detail_file.as_deref());
+    Ok(match model.output.made.is_turned() {
+        true => Box::new(TensorTester::new(model, args.atomic, details)?),
+        false if model.is_energy() => Box::new(EnergyTester::new(args.atomic, details)?),
+        false => Box::new(OutputTester::new(model, args.atomic, details)?),
     })
 }
 

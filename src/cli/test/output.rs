@@ -59,7 +59,9 @@ impl OutputTester {
         let words = match model.options.fitting.kind {
             FittingKind::Dos(_) => &DOS,
             FittingKind::Property(_) => &PROPERTY,
-            FittingKind::Ener(_) => unreachable!("energies have a tester of their own"),
+            FittingKind::Ener(_) | FittingKind::Dipole(_) | FittingKind::Polar(_) => {
+                unreachable!("energies and tensors have testers of their own")
+            }
         };
         Ok(OutputTester {
             words,

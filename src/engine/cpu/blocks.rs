@@ -9,6 +9,7 @@ use super::fitting::Fitting;
 use super::frame::CpuFrame;
 use super::pool::{Parts, Pool};
 use super::real::Real;
+use super::turned::Turn;
 use super::vacuum::Vacuum;
 use super::{Prediction, Seeds};
 use crate::model::dp::Dp;
@@ -20,7 +21,7 @@ const GRAD_TERMS: usize = 16;
 #[derive(Default)]
 pub struct Buffers<T> {
     /// `[rows, C, M1]` A with the components of env, its tangent, dE/dA, dL/dA.
-    a: Vec<T>,
+    pub(super) a: Vec<T>,
     a_dot: Vec<T>,
     de_a: Vec<T>,
     dl_a: Vec<T>,
@@ -37,8 +38,11 @@ pub struct Buffers<T> {
     c_t: Vec<Vec<T>>,
     /// `[n_blocks]` virial of each block.
     virial: Vec<[f64; 9]>,
-    /// `[n_types]` inputs of the fitting nets while they are written.
-    inputs: Vec<Parts<T>>,
+    /// `[n_types]` inputs of the fitting nets, or their derivatives, while they are written.
+    pub(super) inputs: Vec<Parts<T>>,
+    /// `[rows, width]` outputs that turn with the atoms, and dL/doutput; empty where none does.
+    pub(super) turned: Vec<f64>,
+    pub(super) dl_turned: Vec<f64>,
     /// `[n_stacks, columns, M1]` dL/dC.
     dl_c: Vec<T>,
     /// Of a descriptor with attention.
@@ -67,6 +71,11 @@ impl<T: Real> Buffers<T> {
         }
         for buffer in [&mut self.q, &mut self.q_dot] {
             room(buffer, rows * batch.components() * batch.columns());
+        }
+        if model.output.made.is_turned() {
+            for buffer in [&mut self.turned, &mut self.dl_turned] {
+                room(buffer, rows * model.output.width);
+            }
         }
         self.cut.resize(batch);
         for buffer in self.de_d.iter_mut().chain(&mut self.d_dot) {
@@ -409,7 +418,7 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
     let map = Map::new(model, batch.inputs.fold);
     let (stride, width) = (map.stride(), batch.inputs.width);
     let (a, a_dot, dl_a) = (&buffers.a, &buffers.a_dot, Parts::new(&mut buffers.dl_a));
-    let blocks = &batch.layout.blocks;
+    let (blocks, outputs, dl_turned) = (&batch.layout.blocks, model.output.width, &buffers.dl_turned);
     pool.run(blocks.len(), |b| {
         let block = &blocks[b];
         // SAFETY: each block has its own rows.
@@ -423,6 +432,11 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
             let x = k * width + batch.inputs.first..k * width + batch.inputs.end;
             let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
             map.adjoint(dl_a, &a[row.clone()], &dl_x[x.clone()]);
+            if let Some(turn) = Turn::of(batch, block.center) {
+                let x = fitting.outputs_of(block.center, batch.place(block) + k);
+                let dl_out = &dl_turned[(block.row + k) * outputs..(block.row + k + 1) * outputs];
+                turn.directions_add(dl_a, &a[row.clone()], x, dl_out);
+            }
             if model.is_energy() {
                 map.tangent_adjoint_add(dl_a, &a_dot[row], &de_x[x]);
             }

@@ -32,6 +32,7 @@ pub mod laps;
 mod batch;
 mod blocks;
 mod outputs;
+mod turned;
 mod part;
 #[cfg(test)]
 mod tests;
@@ -258,10 +259,13 @@ impl<T: Real> Engine for CpuEngine<T> {
         }
         self.laps.lap(Stage::Describe);
         self.fitting.forward(&self.pool, weights);
-        let (first, ..) = self.parts[0].batch(params, frames(0));
+        let (first, buffers, _) = self.parts[0].batch(params, frames(0));
         if !self.model.is_energy() {
             self.laps.lap(Stage::FittingForward);
-            outputs::collect(out, &first, &self.fitting);
+            if self.model.output.made.is_turned() {
+                turned::forward(&self.pool, &first, buffers, &self.fitting);
+            }
+            outputs::collect(out, &first, buffers, &self.fitting);
             return self.laps.lap(Stage::Collect);
         }
         first.extra_inputs(&mut self.extra);
@@ -360,8 +364,11 @@ impl<T: Real> CpuEngine<T> {
                 false => self.fitting.tangent(&self.pool, weights, &[self.dl_e.concat()]),
             }
         } else {
-            let (first, ..) = self.parts[0].batch(params, frames(0));
-            outputs::put_seeds(&mut self.fitting, &first, seeds);
+            let (first, buffers, _) = self.parts[0].batch(params, frames(0));
+            outputs::put_seeds(&mut self.fitting, &first, buffers, seeds);
+            if self.model.output.made.is_turned() {
+                turned::adjoint(&self.pool, &first, buffers, &mut self.fitting);
+            }
             self.fitting.output_adjoint(&self.pool, weights);
         }
         self.laps.lap(Stage::FittingTangent);

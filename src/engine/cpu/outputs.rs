@@ -1,6 +1,7 @@
 //! Between the fitting nets of a model that predicts no energy and its outputs: the statistics of types, sums and means over atoms.
 
 use super::batch::{Batch, Segment};
+use super::blocks::Buffers;
 use super::fitting::Fitting;
 use super::real::Real;
 use super::{Prediction, Seeds};
@@ -18,7 +19,7 @@ fn atom_of<T: Real>(batch: &Batch<T>, s: &Segment, k: usize) -> usize {
 }
 
 /// The outputs of atoms and of frames, always summed in the same order.
-pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, fitting: &Fitting<T>) {
+pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, buffers: &Buffers<T>, fitting: &Fitting<T>) {
     let (layout, width) = (batch.layout, batch.model.output.width);
     let shares = shares(batch);
     for (list, n) in [
@@ -29,14 +30,17 @@ pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, fitting: &Fittin
         list.resize(n * width, 0.0);
     }
     for s in &layout.segments {
-        let (scale, bias) = batch.model.applied(s.center);
-        let outputs = &fitting.outputs(s.center)[batch.place(s) * width..];
+        let (model, scale) = (batch.model, batch.model.scale(s.center));
         let of_frame = &mut out.output[s.frame * width..(s.frame + 1) * width];
-        for (k, outputs) in outputs.chunks_exact(width).take(s.n).enumerate() {
+        for k in 0..s.n {
+            let output = |c: usize| match model.output.made.is_turned() {
+                true => buffers.turned[(s.row + k) * width + c],
+                false => fitting.outputs_of(s.center, batch.place(s) + k)[c].to_f64(),
+            };
             let atom = atom_of(batch, s, k);
             let of_atom = &mut out.atom_output[atom * width..(atom + 1) * width];
             for c in 0..width {
-                let x = outputs[c].to_f64() * scale.map_or(1.0, |scale| scale[c]) + bias[c];
+                let x = output(c) * scale.map_or(1.0, |scale| scale[c]) + model.shift(s.center, c);
                 of_atom[c] = x;
                 of_frame[c] += x * shares[s.frame];
             }
@@ -44,21 +48,29 @@ pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, fitting: &Fittin
     }
 }
 
-/// dL/doutput of the fitting nets, from the derivatives by the outputs of atoms and of frames.
-pub fn put_seeds<T: Real>(fitting: &mut Fitting<T>, batch: &Batch<T>, seeds: &Seeds) {
+/// dL/doutput of the fitting nets, or of what is made from it, from the derivatives by the outputs of atoms and of frames.
+pub fn put_seeds<T: Real>(
+    fitting: &mut Fitting<T>,
+    batch: &Batch<T>,
+    buffers: &mut Buffers<T>,
+    seeds: &Seeds,
+) {
     let width = batch.model.output.width;
     let shares = shares(batch);
     for s in &batch.layout.segments {
-        let (scale, _) = batch.model.applied(s.center);
+        let scale = batch.model.scale(s.center);
         let of_frame = &seeds.dl_output[s.frame * width..(s.frame + 1) * width];
-        let first = batch.place(s) * width;
-        let dl_outputs = &mut fitting.dl_outputs(s.center)[first..first + s.n * width];
-        for (k, dl_outputs) in dl_outputs.chunks_exact_mut(width).enumerate() {
-            let of_atom = &seeds.dl_atom_output[atom_of(batch, s, k) * width..];
-            for c in 0..width {
-                let dl = of_frame[c] * shares[s.frame] + of_atom[c];
-                dl_outputs[c] = T::from_f64(dl * scale.map_or(1.0, |scale| scale[c]));
-            }
+        let dl = |k: usize, c: usize| {
+            let of_atom = seeds.dl_atom_output[atom_of(batch, s, k) * width + c];
+            (of_frame[c] * shares[s.frame] + of_atom) * scale.map_or(1.0, |scale| scale[c])
+        };
+        if batch.model.output.made.is_turned() {
+            let rows = &mut buffers.dl_turned[s.row * width..(s.row + s.n) * width];
+            rows.iter_mut().enumerate().for_each(|(n, x)| *x = dl(n / width, n % width));
+        } else {
+            let first = batch.place(s) * width;
+            let rows = &mut fitting.dl_outputs(s.center)[first..first + s.n * width];
+            rows.iter_mut().enumerate().for_each(|(n, x)| *x = T::from_f64(dl(n / width, n % width)));
         }
     }
 }

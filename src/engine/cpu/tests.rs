@@ -6,7 +6,7 @@ use crate::engine::blocks::InBlocks;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
     angles, attention, compare_results, distances, frame, hybrid, model, model_with, options, other_outputs,
-    run, seeds, steep_params,
+    run, seeds, steep_params, turned_outputs,
 };
 use crate::model::activation::Activation;
 use crate::model::dp::options::{DescriptorOptions, Descriptors, Embedding, FittingOptions};
@@ -139,9 +139,9 @@ fn distances_alone_agree_with_the_reference() {
 #[test]
 fn other_outputs_agree_with_the_reference_for_every_number_of_threads() {
     let descriptors: [Descriptors; 3] = [options().into(), distances().into(), hybrid()];
-    for (descriptor, kind) in
-        descriptors.iter().flat_map(|d| other_outputs().into_iter().map(move |kind| (d, kind)))
-    {
+    let all = descriptors.iter().flat_map(|d| other_outputs().into_iter().map(move |kind| (d, kind)));
+    let turned = turned_outputs().into_iter().map(|kind| (&descriptors[0], kind));
+    for (descriptor, kind) in all.chain(turned) {
         let model = |activation| {
             let change = |fitting: &mut FittingOptions| {
                 (fitting.kind, fitting.activation) = (kind.clone(), activation)

@@ -4,6 +4,7 @@
 
 use super::env::Row;
 use super::layer::{self, Trace};
+use super::turned::Turned;
 use super::{angles, attention, pairs};
 use crate::model::dp::Dp;
 use crate::model::dp::options::Form;
@@ -48,6 +49,16 @@ pub trait Described {
 
     /// After [`Described::tangent`]: adds the gradient by the parameters, given the adjoints of D and of its change.
     fn gradient_add(&mut self, grad: &mut [f64], dl_d: &[f64], de_d: &[f64]);
+
+    /// A, where more than D may come from its directions.
+    fn matrix(&self) -> &[[f64; 4]] {
+        unreachable!("outputs that turn with the atoms come from descriptors that have it")
+    }
+
+    /// Before [`Described::gradient_add`]: what is added to dL/dA.
+    fn add_to_matrix(&mut self, _dl_a: Vec<[f64; 4]>) {
+        unreachable!("outputs that turn with the atoms come from descriptors that have it")
+    }
 }
 
 /// The descriptor of an atom by its form.
@@ -128,9 +139,18 @@ fn places(models: &[Arc<Dp>]) -> Vec<Range<usize>> {
     models.iter().map(place).collect()
 }
 
-/// What the fitting net says of an atom.
+/// What the fitting net says of an atom, before the statistics enter.
 pub fn outputs(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> Vec<f64> {
-    forward(models, params, view).outputs
+    let f = forward(models, params, view);
+    f.turned(&models[0], view).map_or(f.outputs.clone(), |turned| turned.forward())
+}
+
+impl Forward<'_> {
+    /// Where outputs turn with the atoms: how.
+    fn turned<'a>(&'a self, model: &Dp, view: &AtomView) -> Option<Turned<'a>> {
+        let (made, scale) = (model.output.made, model.options.fitting.net_scale(view.center));
+        made.is_turned().then(|| Turned { made, scale, a: self.parts[0].matrix(), x: &self.outputs })
+    }
 }
 
 /// The energy of an atom and its gradient by the rows of the environment matrix.
@@ -144,7 +164,8 @@ pub fn first_pass(models: &[Arc<Dp>], params: &[f64], view: &AtomView) -> FirstP
     FirstPass { energy: f.outputs[0], de_row }
 }
 
-/// Adds the gradient of `dl_e . e + de_e . (de/drow) . row_dot` by the parameters, e being the outputs of the fitting net.
+/// Adds the gradient of `dl_e . e + de_e . (de/drow) . row_dot` by the parameters, e being the outputs of the fitting net; `dl_e` is by
+/// [`outputs`].
 pub fn second_pass(
     grad: &mut [f64],
     models: &[Arc<Dp>],
@@ -155,6 +176,14 @@ pub fn second_pass(
 ) {
     let mut f = forward(models, params, view);
     let fitting = fitting_of(models, view);
+    let turned = f.turned(&models[0], view).map(|turned| turned.backward(dl_e));
+    let dl_e = match turned {
+        Some((dl_x, dl_a)) => {
+            f.parts[0].add_to_matrix(dl_a);
+            &dl_x.clone()
+        }
+        None => dl_e,
+    };
 
     // Tangent: rows -> D -> fitting net.
     let mut x_dot = Vec::new();

@@ -11,6 +11,7 @@ pub mod layer;
 mod outputs;
 mod pairs;
 mod tape;
+mod turned;
 
 use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
 use crate::Result;
@@ -206,7 +207,7 @@ pub(crate) mod tests {
     use crate::data::Labels;
     use crate::model::activation::Activation;
     use crate::model::dp::descriptor::{SeAtten, SeE2R, SeE3};
-    use crate::model::dp::fitting::{Dos, Property};
+    use crate::model::dp::fitting::{Dipole, Dos, Polar, Property};
     use crate::model::dp::options::*;
     use crate::model::dp::spec::DpStatistics;
 
@@ -516,6 +517,9 @@ pub(crate) mod tests {
                 check_gradient(model_with(descriptor.clone(), |fitting| fitting.kind = kind));
             }
         }
+        for kind in turned_outputs() {
+            check_gradient(model_with(options(), |fitting| fitting.kind = kind));
+        }
     }
 
     /// Fitting nets that predict no energy.
@@ -529,6 +533,13 @@ pub(crate) mod tests {
             })
         };
         vec![FittingKind::Dos(Dos { numb_dos: 5 }), property(false, true), property(true, false)]
+    }
+
+    /// Those whose outputs turn with the atoms.
+    pub(crate) fn turned_outputs() -> Vec<FittingKind> {
+        let polar =
+            |fit_diag, shift_diag| FittingKind::Polar(Polar { fit_diag, scale: vec![1.5, 0.7], shift_diag });
+        vec![FittingKind::Dipole(Dipole), polar(true, true), polar(false, false)]
     }
 
     fn check_gradient(model: Arc<Dp>) {

@@ -1,6 +1,6 @@
 //! What a fitting net other than `ener` says: numbers of each atom, and their sum or mean for each frame.
 //!
-//! `out_i = scale e_i + bias` with the statistics of the type, e the outputs of the net.
+//! `out_i = scale e_i + shift` with the statistics of the type, e the outputs of the net, or what is made from them (`turned.rs`).
 
 use super::env::Row;
 use super::{AtomView, Geometries, ReferenceEngine, atom};
@@ -25,10 +25,11 @@ impl ReferenceEngine {
             let mut of_frame = vec![0.0; width];
             let mut of_atoms = vec![0.0; geometry.0[0].n_atoms() * width];
             for (i, view) in &views {
-                let (scale, bias) = self.model.applied(view.center);
+                let scale = self.model.scale(view.center);
                 let outputs = atom::outputs(&self.parts, params, view);
                 for k in 0..width {
-                    let x = scale.map_or(1.0, |scale| scale[k]) * outputs[k] + bias[k];
+                    let x =
+                        scale.map_or(1.0, |scale| scale[k]) * outputs[k] + self.model.shift(view.center, k);
                     of_atoms[i * width + k] = x;
                     of_frame[k] += x / self.share(views.len());
                 }
@@ -51,7 +52,7 @@ impl ReferenceEngine {
         for (f, geometry) in batch.iter().enumerate() {
             let views = self.views(geometry);
             for (i, view) in &views {
-                let (scale, _) = self.model.applied(view.center);
+                let scale = self.model.scale(view.center);
                 let dl_e = |k: usize| {
                     let of_frame = seeds.dl_output[f * width + k] / self.share(views.len());
                     let of_atom = seeds.dl_atom_output[(first_atom + i) * width + k];
@@ -61,7 +62,7 @@ impl ReferenceEngine {
                 // Nothing moves.
                 let row_dot: Vec<_> =
                     view.entries.iter().map(|entries| vec![Row::default(); entries.len()]).collect();
-                let de_e = vec![0.0; width];
+                let de_e = vec![0.0; self.model.fitting[view.center].n_out()];
                 atom::second_pass(grad, &self.parts, params, view, &row_dot, (&dl_e, &de_e));
             }
             first_atom += geometry.0[0].n_atoms();

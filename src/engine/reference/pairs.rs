@@ -45,6 +45,8 @@ pub struct Described<'a> {
     embedding: Vec<Vec<Trace>>,
     a: Matrix,
     a_dot: Matrix,
+    /// What is added to dL/dA where more than D comes from A; empty where nothing does.
+    dl_a: Matrix,
     /// The descriptor, flattened.
     d: Vec<f64>,
 }
@@ -60,7 +62,8 @@ pub fn forward<'a>(model: &'a Dp, params: &'a [f64], entries: &'a [Entry]) -> De
         embedding.push(traces);
     }
     let d = descriptor(model, &a);
-    Described { model, params, entries, row_dot: Vec::new(), d, g, embedding, a_dot: Vec::new(), a }
+    let (a_dot, dl_a) = (Vec::new(), Vec::new());
+    Described { model, params, entries, row_dot: Vec::new(), d, g, embedding, a_dot, dl_a, a }
 }
 
 impl Described<'_> {
@@ -72,6 +75,14 @@ impl Described<'_> {
 }
 
 impl atom::Described for Described<'_> {
+    fn matrix(&self) -> &[[f64; 4]] {
+        &self.a
+    }
+
+    fn add_to_matrix(&mut self, dl_a: Matrix) {
+        self.dl_a = dl_a;
+    }
+
     fn value(&self) -> &[f64] {
         &self.d
     }
@@ -116,6 +127,9 @@ impl atom::Described for Described<'_> {
         let mut dl_a = vec![[0.0; 4]; model.n_embed()];
         descriptor_backward_add(&mut dl_a, model, &self.a, dl_d);
         tangent_backward_add(&mut dl_a, model, &self.a_dot, de_d);
+        for (sum, more) in dl_a.iter_mut().zip(&self.dl_a) {
+            (0..4).for_each(|c| sum[c] += more[c]);
+        }
         for (n, entry) in entries.iter().enumerate() {
             let scale = entry.weight / model.n_sel() as f64;
             let mut dl_g = contract(&dl_a, &entry.env(model), scale);

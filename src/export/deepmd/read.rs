@@ -36,9 +36,11 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
         list: parts.iter().map(|part| part.options.clone()).collect(),
         is_hybrid: is_hybrid(&descriptor)?,
     };
+    fitting_options.check_descriptors(&descriptors).map_err(|e| e.at(fitting.to_string()))?;
     let input = descriptors.width() + fitting_options.n_extra();
     let output = fitting_options.output();
-    let fitting_layers = [&[input], &fitting_options.neuron[..], &[output.net_width]].concat();
+    let net_width = output.net_width(&descriptors);
+    let fitting_layers = [&[input], &fitting_options.neuron[..], &[net_width]].concat();
     let mut descriptor_nets = Vec::new();
     for part in &parts {
         descriptor_nets.extend(match part.options.attention() {
@@ -58,7 +60,7 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
         return Err(unsupported(&found, &format!("mixed_types: {} with such a descriptor", !is_mixed)));
     }
     Ok(DpModel {
-        stats: read_statistics(&model, &parts, &fitting, &fitting_options)?,
+        stats: read_statistics(&model, &parts, &fitting, (&fitting_options, net_width))?,
         descriptor_nets,
         tables: read_all_tables(&parts, n_types)?,
         fitting_nets: read_nets(
@@ -193,7 +195,12 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
     check_type_map(place, type_map)?;
     let neuron = place.get("neuron")?.list(Place::usize)?;
     check_widths(&place.get("neuron")?, &neuron)?;
-    let get = |key: &str| place.find(key)?.map_or(Ok(Value::Null), |found| found.node.to_json());
+    let get = |key: &str| match (place.find(key)?, place.find(VARIABLES)?) {
+        (Some(found), _) => found.node.to_json(),
+        // An array has a number for each type.
+        (None, Some(variables)) => Ok(numbers(&variables, key, type_map.len())?.into()),
+        (None, None) => Ok(Value::Null),
+    };
     let kind = (entry.read)(&get).map_err(|e| e.at(place.to_string()))?;
     if neuron.is_empty() && entry.variant.name != "ener" {
         bail!("{place}.neuron: found no layer, wanted at least one");
@@ -333,7 +340,7 @@ fn read_statistics(
     model: &Place,
     parts: &[Part],
     fitting: &Place,
-    options: &FittingOptions,
+    (options, net_width): (&FittingOptions, usize),
 ) -> Result<DpStatistics> {
     let n_types = model.get("type_map")?.items()?.len();
     let outputs = model.get(VARIABLES)?;
@@ -341,7 +348,7 @@ fn read_statistics(
     let output = options.output();
     let n_outputs = n_types * output.width;
     let mut bias = numbers(&outputs, "out_bias", n_outputs)?.unwrap_or_else(|| vec![0.0; n_outputs]);
-    if let Some(more) = numbers(&parameters, "bias_atom_e", n_types * output.net_width)? {
+    if let Some(more) = numbers(&parameters, "bias_atom_e", n_types * net_width)? {
         // Where the net's output is not the output itself, they do not add up.
         if output.applied != Applied::Bias && more.iter().any(|&x| x != 0.0) {
             return Err(unsupported(&parameters, "a bias of the fitting net (bias_atom_e)"));

@@ -3,7 +3,7 @@
 use super::{attention, version};
 use crate::export::tree::{Array, ArrayData, Map, Node, VARIABLES};
 use crate::model::dp::descriptor::Nets;
-use crate::model::dp::options::{DescriptorOptions, FittingOptions, ModelOptions, Precision};
+use crate::model::dp::options::{DescriptorOptions, FittingKind, FittingOptions, ModelOptions, Precision};
 use crate::model::dp::spec::{DpModel, Layer, Net};
 use crate::model::dp::table::EmbeddingTable;
 use serde_json::json;
@@ -201,18 +201,24 @@ fn fitting_tree(model: &DpModel) -> Map {
         n => numbers(options.precision, vec![n], values),
     };
     let (n_types, output, entry) = (model.n_types(), options.output(), options.kind.entry());
-    let no_bias = vec![0.0; n_types * output.net_width];
-    let variables = Map::new()
-        .with("bias_atom_e", numbers(Precision::Float64, vec![n_types, output.net_width], &no_bias))
+    let net_width = output.net_width(&model.options.descriptors);
+    let no_bias = vec![0.0; n_types * net_width];
+    let mut variables = Map::new()
+        .with("bias_atom_e", numbers(Precision::Float64, vec![n_types, net_width], &no_bias))
         .with("case_embd", Node::Null)
         .with("fparam_avg", parameters(&stats.fparam_avg))
         .with("fparam_inv_std", parameters(&stats.fparam_inv_std))
         .with("aparam_avg", parameters(&stats.aparam_avg))
         .with("aparam_inv_std", parameters(&stats.aparam_inv_std));
+    if let FittingKind::Polar(own) = &options.kind {
+        variables = variables
+            .with("scale", numbers(Precision::Float64, vec![n_types, 1], &own.scale))
+            .with("constant_matrix", numbers(Precision::Float64, vec![n_types], &vec![0.0; n_types]));
+    }
     let mut tree = Map::new()
         .with("@class", "Fitting")
         .with("@version", entry.version)
-        .with("var_name", output.name)
+        .with("var_name", if entry.variant.name == "polar" { "polar".to_string() } else { output.name })
         .with("ntypes", n_types)
         .with("dim_descrpt", model.options.descriptors.width())
         .with("neuron", options.neuron.clone())
@@ -238,6 +244,10 @@ fn fitting_tree(model: &DpModel) -> Map {
     for (key, value) in (entry.write)(options) {
         tree = tree.with(key, Node::from_json(&value));
     }
+    if output.made.is_turned() {
+        tree = tree
+            .with("embedding_width", model.options.descriptors.list[0].neuron.last().copied().unwrap_or(0));
+    }
     tree
 }
 
@@ -253,7 +263,7 @@ fn fitting_nets_tree(model: &DpModel) -> Map {
             .with("@class", "FittingNetwork")
             .with("@version", version::FITTING_NET)
             .with("in_dim", width + options.n_extra())
-            .with("out_dim", options.output().net_width)
+            .with("out_dim", options.output().net_width(&model.options.descriptors))
             .with("neuron", options.neuron.clone())
             .with("activation_function", options.activation.name())
             .with("resnet_dt", options.resnet_dt)

@@ -259,7 +259,8 @@ mod tests {
 
     #[test]
     fn columns_follow_the_terms_of_the_loss() {
-        let columns = |function| LossChoice::new(loss(function)).columns();
+        let model = crate::engine::reference::tests::model(crate::engine::reference::tests::options());
+        let columns = |function| LossChoice::new(loss(function)).columns(&model.options.fitting);
         assert_eq!(columns(LossFunction::Mse), ["rmse", "rmse_e", "rmse_f", "rmse_pf"]);
         assert_eq!(columns(LossFunction::Mae), ["rmse", "mae_e", "mae_f", "mae_pf"]);
     }

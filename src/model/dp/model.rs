@@ -64,7 +64,7 @@ impl Dp {
                 NetShape::hidden(&mut table, &prefix, spec).with_output(
                     &mut table,
                     &prefix,
-                    output.net_width,
+                    output.net_width(&options.descriptors),
                     fit.trainable[fit.neuron.len()],
                 )
             })
@@ -166,15 +166,30 @@ impl Dp {
         self.options.fitting.is_energy()
     }
 
-    /// What an output of an atom of this type is multiplied by, `[width]` or nothing, and what is added `[width]`.
-    pub fn applied<'a>(&'a self, center: usize) -> (Option<&'a [f64]>, &'a [f64]) {
+    /// What the outputs of an atom of this type are multiplied by, `[width]` or nothing.
+    pub fn scale(&self, center: usize) -> Option<&[f64]> {
         let width = self.output.width;
-        let of = |values: &'a [f64], t: usize| &values[t * width..(t + 1) * width];
-        let (bias, deviation) = (&self.stats.bias, &self.stats.out_std);
+        let of = |t: usize| &self.stats.out_std[t * width..(t + 1) * width];
         match self.output.applied {
-            Applied::Bias => (None, of(bias, center)),
-            Applied::Normalised => (Some(of(deviation, center)), of(bias, center)),
-            Applied::NormalisedAlike => (Some(of(deviation, 0)), of(bias, 0)),
+            Applied::Bias | Applied::Nothing | Applied::Diagonal => None,
+            Applied::Normalised => Some(of(center)),
+            Applied::NormalisedAlike => Some(of(0)),
+        }
+    }
+
+    /// What is added to output `k` of an atom of this type afterwards.
+    pub fn shift(&self, center: usize, k: usize) -> f64 {
+        let width = self.output.width;
+        let bias = |t: usize| &self.stats.bias[t * width..(t + 1) * width];
+        match self.output.applied {
+            Applied::Bias | Applied::Normalised => bias(center)[k],
+            Applied::NormalisedAlike => bias(0)[k],
+            Applied::Nothing => 0.0,
+            Applied::Diagonal if k % 4 == 0 => {
+                let bias = bias(center);
+                (bias[0] + bias[4] + bias[8]) / 3.0 * self.options.fitting.net_scale(center)
+            }
+            Applied::Diagonal => 0.0,
         }
     }
 

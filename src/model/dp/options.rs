@@ -4,7 +4,7 @@ use super::descriptor::nets::NetPlan;
 use super::descriptor::{DESCRIPTOR, check_type, resolve_type_pairs};
 pub use super::descriptor::{DescriptorKind, DescriptorOptions, Descriptors, Embedding, Form, SeE2A, Sel};
 use super::fitting::FITTING;
-pub use super::fitting::{Applied, FittingKind, FittingOptions, Output};
+pub use super::fitting::{Applied, FittingKind, FittingOptions, Made, Output};
 pub use super::keys::parse_activation;
 use crate::config::Section;
 use crate::config::check::count;
@@ -194,6 +194,7 @@ impl ModelOptions {
         let descriptors = Descriptors::resolve(&section.section("descriptor"), &type_map)?;
         let fitting = FittingOptions::resolve(&section.section("fitting_net"), type_map.len())?;
         check_outputs(&descriptors, &fitting).map_err(|e| section.section("fitting_net").error("type", e))?;
+        fitting.check_descriptors(&descriptors).map_err(|e| e.at("model.fitting_net"))?;
         let n_types = type_map.len();
         let atoms = section.ints("atom_exclude_types").into_iter();
         let atoms = atoms.map(|t| check_type(section, "atom_exclude_types", t, n_types));
@@ -245,7 +246,7 @@ impl ModelOptions {
         };
         let (fit, n_types) = (&self.fitting, self.type_map.len());
         let inputs = self.descriptors.width() + fit.n_extra();
-        let n_out = fit.output().net_width as u128;
+        let n_out = fit.output().net_width(&self.descriptors) as u128;
         let output = fit.neuron.last().map_or(0, |&last| n_out * (last as u128 + 1));
         let n_fitting = if self.descriptors.is_mixed() { 1 } else { n_types as u128 };
         let of_descriptor = |se: &DescriptorOptions| match se.attention() {

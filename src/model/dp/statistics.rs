@@ -278,7 +278,7 @@ impl Sums {
         if bias.iter().chain(&spread).any(|x| !x.is_finite()) {
             bail!("the {} of the training data give no finite bias: {bias:?}", labels_called(&output.name));
         }
-        if output.applied != Applied::Bias && spread.contains(&0.0) {
+        if output.applied.takes_deviation() && spread.contains(&0.0) {
             bail!(
                 "the {} of the frames that the statistics look at are all the same: there is nothing to learn",
                 labels_called(&output.name)

@@ -28,6 +28,11 @@ MODELS = {
         dict(sel=[6, 12], type_one_side=True), dict(type="property", property_name="gap", task_dim=2, intensive=True), 0.875,
         ["cluster", "bulk"],
     ),
+    # Vectors of frames, tensors of atoms.
+    "dipole": (dict(sel=[6, 12], type_one_side=True), dict(type="dipole"), 0.875, ["bulk", "cluster"]),
+    "polar": (
+        dict(sel=[6, 12], type_one_side=True), dict(type="polar", fit_diag=False, scale=[2.0, 0.5]), 0.875, ["cluster", "bulk"],
+    ),
 }
 
 
@@ -67,7 +72,7 @@ def system(name, n_atoms, n_frames, pbc, rng):
     for key, value in arrays.items():
         np.save(f"{name}/set.000/{key}.npy", value.reshape(n_frames, -1))
     other = np.random.default_rng([7, n_atoms])
-    for key, width in [("dos", 3), ("gap", 2)]:
+    for key, width in [("dos", 3), ("gap", 2), ("dipole", 3), ("polarizability", 9)]:
         np.save(f"{name}/set.000/{key}.npy", other.normal(0, 1, (n_frames, width)))
         np.save(f"{name}/set.000/atom_{key}.npy", other.normal(0, 1, (n_frames, n_atoms * width)))
 
@@ -88,7 +93,7 @@ for name in sys.argv[1:] or MODELS:
     with open("systems.txt", "w") as f:
         f.write("\n".join(systems) + "\n")
     command = [dp, "--pt", "test", "-m", f"{name}.pth", "-f", "systems.txt", "-d", name]
-    command += ["--atomic"] if "type" in fitting else []
+    command += ["--atomic"] if "type" in fitting and name != "dipole" else []
     log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     lines = [line.split("INFO", 1)[1].strip() for line in log.splitlines() if "DEEPMD INFO" in line]
     with open(f"{name}.log", "w") as f:

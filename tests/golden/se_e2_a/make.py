@@ -41,6 +41,9 @@ DOS_LOSS = dict(type="dos", start_pref_dos=0.5, limit_pref_dos=1, start_pref_cdf
 DOS = dict(type="dos", numb_dos=5)
 METRIC = ["mape", "smooth_mae", "rmse", "mae", "mse"]
 PROPERTY = dict(type="property", property_name="gap", task_dim=2)
+TENSOR_LOSS = dict(type="tensor", pref=0.7, pref_atomic=0.4)
+DIPOLE = dict(type="dipole")
+POLAR = dict(type="polar")
 # None: the key is left out.
 RADIAL = dict(type="se_e2_r", axis_neuron=None, type_one_side=None)
 ANGLES = dict(type="se_e3", axis_neuron=None, type_one_side=None)
@@ -210,6 +213,29 @@ CASES = {
     "property_float32": dict(
         descriptor=dict(precision="float32"), fitting=dict(precision="float32", **PROPERTY), loss=dict(type="property"),
     ),
+    "dipole": dict(fitting=DIPOLE, loss=TENSOR_LOSS),
+    # The second system has no labels of atoms.
+    "dipole_two_systems": dict(
+        systems=["mix", "open"], fitting=dict(sel_type=[0], **DIPOLE),
+        loss=TENSOR_LOSS, descriptor=dict(type_one_side=False, resnet_dt=True, exclude_types=[[0, 0]]),
+    ),
+    "dipole_mixed": dict(
+        systems=["mixed"], fitting=dict(activation_function="gelu", **DIPOLE), loss=dict(TENSOR_LOSS, pref=0),
+        model=dict(atom_exclude_types=[0]),
+    ),
+    "dipole_float32": dict(descriptor=dict(precision="float32"), fitting=dict(precision="float32", **DIPOLE), loss=TENSOR_LOSS),
+    "polar": dict(fitting=POLAR, loss=TENSOR_LOSS),
+    "polar_whole": dict(
+        systems=["mix", "open"], fitting=dict(fit_diag=False, scale=[1.5, 0.25], **POLAR), loss=TENSOR_LOSS,
+        descriptor=dict(type_one_side=False, resnet_dt=True, exclude_types=[[0, 0]]),
+    ),
+    "polar_not_shifted": dict(
+        fitting=dict(shift_diag=False, scale=2.0, numb_fparam=2, numb_aparam=1, **POLAR), loss=dict(TENSOR_LOSS, pref_atomic=0),
+    ),
+    "polar_mixed": dict(
+        systems=["mixed"], fitting=dict(fit_diag=False, **POLAR), loss=TENSOR_LOSS, model=dict(atom_exclude_types=[0]),
+    ),
+    "polar_float32": dict(descriptor=dict(precision="float32"), fitting=dict(precision="float32", **POLAR), loss=TENSOR_LOSS),
     "clipped": dict(training=dict(gradient_max_norm=0.5)),
     "rate_cosine": dict(rate=dict(type="cosine", start_lr=0.01, stop_lr=1e-4)),
     "rate_wsd": dict(rate=dict(type="wsd", start_lr=0.01, stop_lr=1e-4, decay_phase_ratio=0.5)),
@@ -295,6 +321,10 @@ def make_outputs(name, n_frames, n_atoms):
     )
     if name != "open":
         arrays["atom_dos"] = rng.normal(1, 0.5, (n_frames, n_atoms, 5))
+    for key, width in [("dipole", 3), ("polarizability", 9)]:
+        arrays[key] = rng.normal(4, 2, (n_frames, width))
+        if name != "open":
+            arrays[f"atomic_{key}"] = rng.normal(0.5, 0.5, (n_frames, n_atoms, width))
     for key, value in arrays.items():
         np.save(f"{HERE}/data/{name}/set.000/{key}.npy", value.reshape(n_frames, -1))
 
@@ -318,7 +348,8 @@ def predict(trainer, path):
             aparam=tensor("aparam", -1, 1) if frame.get("find_aparam") else None,
         )
         of_energy = {key: key for key in ["energy", "force", "virial", "atom_energy"]}
-        of_output = {key: "atom_output" if key.startswith("atom_") else "output" for key in got if key != "mask"}
+        of_tensor = {key: "output" if key.startswith("global_") else "atom_output" for key in ["dipole", "global_dipole", "polar", "global_polar"] if key in got}
+        of_output = of_tensor or {key: "atom_output" if key.startswith("atom_") else "output" for key in got if key != "mask"}
         for name, key in (of_energy if "energy" in got else of_output).items():
             values = got[name].detach().double().numpy()[0]
             if key in ["force", "atom_energy", "atom_output"]:

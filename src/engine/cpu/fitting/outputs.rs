@@ -15,6 +15,12 @@ impl<T: Real> Fitting<T> {
         unsafe { self.groups[c].outputs.read(0, self.groups[c].outputs.len()) }
     }
 
+    /// Those of one atom of group `c`.
+    pub fn outputs_of(&self, c: usize, atom: usize) -> &[T] {
+        let width = self.nets[c].n_out();
+        &self.outputs(c)[atom * width..(atom + 1) * width]
+    }
+
     /// dL/doutput of group `c`, `[n, outputs]`, to be filled in before [`Fitting::output_adjoint`].
     pub fn dl_outputs(&mut self, c: usize) -> &mut [T] {
         let (last, n) = (self.n_hidden(), self.groups[c].outputs.len());

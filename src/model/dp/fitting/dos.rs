@@ -14,7 +14,7 @@ pub const ENTRY: Entry = Entry {
     resolve,
     output: |options| {
         let width = Dos::of(options).numb_dos;
-        Output { name: "dos".into(), width, net_width: width, is_intensive: false, applied: Applied::Bias }
+        Output { name: "dos".into(), width, made: Made::Itself, is_intensive: false, applied: Applied::Bias }
     },
     version: 4,
     write: |options| vec![("dim_out", Dos::of(options).numb_dos.into()), ("atom_ener", Value::Null)],

@@ -9,7 +9,7 @@ pub struct Ener;
 pub const ENTRY: Entry = Entry {
     variant: Variant::of("ener", KEYS, "The energy of an atom"),
     resolve,
-    output: |_| Output { name: "energy".into(), width: 1, net_width: 1, is_intensive: false, applied: Applied::Bias },
+    output: |_| Output { name: "energy".into(), width: 1, made: Made::Itself, is_intensive: false, applied: Applied::Bias },
     version: 4,
     write: |options| vec![("dim_out", 1.into()), ("atom_ener", options.atom_ener.clone().into())],
     section: |options| {

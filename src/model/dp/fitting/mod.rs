@@ -3,6 +3,7 @@
 //! A fitting net is a file of this folder, with an [`Entry`], and a line of the list below. What all of them have, the keys that
 //! several share, and how they are read is in this file.
 
+use super::descriptor::Descriptors;
 use super::keys::{self, ACTIVATION, SIZE, WIDTH, activation, neuron, precision};
 use super::options::Precision;
 use crate::config::Section;
@@ -53,8 +54,6 @@ macro_rules! fitting_nets {
             $($module::ENTRY.variant,)*
             Variant::not_yet("dpa4_ener").aliases(&["sezm_ener"]),
             Variant::not_yet("population"),
-            Variant::not_yet("polar"),
-            Variant::not_yet("dipole"),
         ];
     };
 }
@@ -63,6 +62,8 @@ fitting_nets! {
     Ener in ener,
     Dos in dos,
     Property in property,
+    Dipole in dipole,
+    Polar in polar,
 }
 
 /// What is known of a fitting net without its options.
@@ -93,12 +94,44 @@ pub struct Output {
     pub name: String,
     /// Numbers of an atom, and of a frame.
     pub width: usize,
-    /// Numbers of the last layer of the net, from which those are made.
-    pub net_width: usize,
+    /// How they are made from the numbers of the last layer of the net.
+    pub made: Made,
     /// That of a frame is the mean over its atoms, not the sum.
     pub is_intensive: bool,
     /// How the statistics enter.
     pub applied: Applied,
+}
+
+/// How the output of an atom is made from the numbers x of its net. Row m of the descriptor's A, its three directions alone, is r_m.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Made {
+    /// It is x.
+    Itself,
+    /// The vector `sum_m x_m r_m`.
+    Vector,
+    /// The tensor `sum_m x_m r_m (x) r_m`.
+    Diagonal,
+    /// The tensor `sum_mn (x_mn + x_nm) / 2 r_m (x) r_n`.
+    Matrix,
+}
+
+impl Made {
+    /// Whether it turns with the atoms.
+    pub fn is_turned(self) -> bool {
+        self != Made::Itself
+    }
+}
+
+impl Output {
+    /// Numbers of the last layer of the net.
+    pub fn net_width(&self, descriptors: &Descriptors) -> usize {
+        let m1 = descriptors.list[0].neuron.last().copied().unwrap_or(0);
+        match self.made {
+            Made::Itself => self.width,
+            Made::Vector | Made::Diagonal => m1,
+            Made::Matrix => m1 * m1,
+        }
+    }
 }
 
 /// How the statistics of labels enter an output of the net.
@@ -110,6 +143,17 @@ pub enum Applied {
     Normalised,
     /// The same with one deviation and one bias for all types.
     NormalisedAlike,
+    /// They do not.
+    Nothing,
+    /// To the diagonal of the tensor the mean diagonal of the type's bias is added, times the scale of the type.
+    Diagonal,
+}
+
+impl Applied {
+    /// Whether the deviation matters.
+    pub fn takes_deviation(self) -> bool {
+        matches!(self, Applied::Normalised | Applied::NormalisedAlike)
+    }
 }
 
 /// The `fitting_net` section.
@@ -174,7 +218,36 @@ const SEED: Key = Key::new("seed", Kind::SEED)
     .optional()
     .doc("Seed of the initial parameters; absent: taken from training.seed.");
 
+const SEL_TYPE: Key =
+    Key::new("sel_type", Kind::OneOf(&[Kind::List(&Kind::COUNT), Kind::COUNT, Kind::Null])).optional().ignored("").doc(
+        "The types that DeePMD-kit's TensorFlow looks at. Here, as in its PyTorch, atoms of all types have an output, and labels of \
+         atoms are those of all atoms.",
+    );
+
 impl FittingOptions {
+    /// Refuses descriptors without what the output is made from.
+    pub fn check_descriptors(&self, descriptors: &Descriptors) -> Result<()> {
+        let has_directions = matches!(&descriptors.list[..], [one] if one.form().components() == 4);
+        if !self.output().made.is_turned() || (has_directions && !descriptors.is_hybrid) {
+            return Ok(());
+        }
+        let found =
+            if descriptors.is_hybrid { "hybrid" } else { descriptors.list[0].kind.entry().variant.name };
+        Err(err!(
+            "a fitting net of type \"{}\" needs the directions of one descriptor, and this is \"{found}\"",
+            self.type_name()
+        )
+        .help("use se_e2_a"))
+    }
+
+    /// What the numbers of the net are multiplied by for a type.
+    pub fn net_scale(&self, center: usize) -> f64 {
+        match &self.kind {
+            FittingKind::Polar(own) => own.scale[center],
+            _ => 1.0,
+        }
+    }
+
     /// Inputs of the net beside the descriptor.
     pub fn n_extra(&self) -> usize {
         self.numb_fparam + if self.use_aparam_as_mask { 0 } else { self.numb_aparam }
@@ -217,7 +290,8 @@ impl FittingOptions {
         let neuron = neuron(section)?;
         let n_layers = neuron.len() + 1;
         let trainable = match section.optional_list("trainable") {
-            None => vec![section.bool("trainable"); n_layers],
+            // Some have no such key: DeePMD-kit trains them always.
+            None => vec![section.get("trainable").is_none_or(|flag| flag != false); n_layers],
             Some(flags) => flags.iter().filter_map(Value::as_bool).collect(),
         };
         if trainable.len() != n_layers {

@@ -22,7 +22,7 @@ pub const ENTRY: Entry = Entry {
         Output {
             name: own.name.clone(),
             width: own.task_dim,
-            net_width: own.task_dim,
+            made: Made::Itself,
             is_intensive: own.is_intensive,
             applied: if own.distinguish_types { Applied::Normalised } else { Applied::NormalisedAlike },
         }
