@@ -46,7 +46,16 @@ impl Place {
     /// With the models and systems of `tests/golden/dp_test`.
     fn with_golden() -> Self {
         let place = Place::new();
-        for name in ["one_side.dp", "two_side.dp", "dos.dp", "property.dp", "dipole.dp", "polar.dp", "bulk", "cluster"] {
+        for name in [
+            "one_side.dp",
+            "two_side.dp",
+            "dos.dp",
+            "property.dp",
+            "dipole.dp",
+            "polar.dp",
+            "bulk",
+            "cluster",
+        ] {
             copy(&golden(name), &place.path(name));
         }
         place
@@ -194,7 +203,11 @@ fn models_without_energies_are_shown_frozen_and_refused_where_energies_are_wante
         place.dp("test -m copy.yaml -s bulk").succeeds();
         place.dp("convert-backend copy.yaml back.dp").succeeds();
         let shown = place.dp("show back.dp fitting-net").succeeds();
-        assert!(shown.messages().iter().any(|line| line.contains(&format!("'type': '{model}'"))), "{:?}", shown.messages());
+        assert!(
+            shown.messages().iter().any(|line| line.contains(&format!("'type': '{model}'"))),
+            "{:?}",
+            shown.messages()
+        );
     }
     place.dp("model-devi -m dos.dp dos.dp -s bulk").fails(
         1,

@@ -101,7 +101,8 @@ impl LossChoice {
         if wanted.contains(&found) {
             return Ok(());
         }
-        let (wanted, own) = (wanted.join("\" or \""), if fitting.output().made.is_turned() { "tensor" } else { found });
+        let (wanted, own) =
+            (wanted.join("\" or \""), if fitting.output().made.is_turned() { "tensor" } else { found });
         Err(err!("loss.type: this loss is for a fitting net of type \"{wanted}\", and model.fitting_net is \"{found}\"")
             .help(format!("set loss.type to \"{own}\"")))
     }

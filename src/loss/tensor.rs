@@ -20,7 +20,8 @@ pub const TENSOR: Entry<LossChoice> = Entry {
 };
 
 const KEYS: &[Key] = &[
-    Key::new("pref", Kind::NOT_NEGATIVE).doc("Prefactor of the term of frames (dipole.npy, polarizability.npy)."),
+    Key::new("pref", Kind::NOT_NEGATIVE)
+        .doc("Prefactor of the term of frames (dipole.npy, polarizability.npy)."),
     Key::new("pref_atomic", Kind::NOT_NEGATIVE)
         .doc("Prefactor of the term of atoms (atomic_dipole.npy, atomic_polarizability.npy)."),
     Key::new("enable_atomic_weight", Kind::Bool)

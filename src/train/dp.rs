@@ -332,7 +332,10 @@ impl<'a> DpJournal<'a> {
             serde_json::to_string_pretty(&setup.full).map_err(|e| err!("cannot write the input: {e}"))?;
         write_output(&options.output, &text)?;
         let shown = setup.input.loss.shown(&setup.input.model.fitting);
-        let columns = Columns::new(setup.input.loss.columns(&setup.input.model.fitting), setup.data.validation.is_some());
+        let columns = Columns::new(
+            setup.input.loss.columns(&setup.input.model.fitting),
+            setup.data.validation.is_some(),
+        );
         let lcurve = match &setup.resumed {
             Some(state) => LCurve::resume(
                 &training.disp_file,

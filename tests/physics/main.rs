@@ -65,7 +65,10 @@ impl Potential {
             (false, _) => outputs.to_vec(),
             (true, 3) => rows_times(outputs, m),
             // Both indices of each tensor, the second, then the first.
-            (true, _) => outputs.chunks_exact(9).flat_map(|t| transposed(&rows_times(&transposed(&rows_times(t, m)), m))).collect(),
+            (true, _) => outputs
+                .chunks_exact(9)
+                .flat_map(|t| transposed(&rows_times(&transposed(&rows_times(t, m)), m)))
+                .collect(),
         }
     }
 

@@ -60,9 +60,11 @@ impl TensorTester {
             true => (1..=self.n_atoms).map(|n| n.to_string()).collect(),
             false => vec![String::new()],
         };
-        let names = atoms.iter().flat_map(|atom| self.words.components.iter().map(move |c| format!("{c}{atom}")));
+        let names =
+            atoms.iter().flat_map(|atom| self.words.components.iter().map(move |c| format!("{c}{atom}")));
         let names: Vec<String> = names.collect();
-        let columns = ["data", "pred"].iter().flat_map(|of| names.iter().map(move |name| format!("{of}_{name}")));
+        let columns =
+            ["data", "pred"].iter().flat_map(|of| names.iter().map(move |name| format!("{of}_{name}")));
         format!("# {}\n", columns.collect::<Vec<_>>().join(" "))
     }
 
@@ -102,7 +104,10 @@ impl Tester for TensorTester {
                 (0..frame.n_atoms()).filter(|&i| self.options.has_energy(frame.types[i])).collect();
             self.n_atoms = atoms.len();
             let of_atoms = |values: &[f64], first: usize| -> Vec<f64> {
-                atoms.iter().flat_map(|i| values[(first + i) * width..(first + i + 1) * width].to_vec()).collect()
+                atoms
+                    .iter()
+                    .flat_map(|i| values[(first + i) * width..(first + i + 1) * width].to_vec())
+                    .collect()
             };
             let (label, got) = match self.atomic {
                 true => (

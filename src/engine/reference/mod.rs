@@ -468,9 +468,8 @@ pub(crate) mod tests {
 
     /// Those whose outputs turn with the atoms.
     pub(crate) fn turned_outputs() -> Vec<FittingKind> {
-        let polar = |fit_diag, shift_diag| {
-            FittingKind::Polar(Polar { fit_diag, scale: vec![1.5, 0.7], shift_diag })
-        };
+        let polar =
+            |fit_diag, shift_diag| FittingKind::Polar(Polar { fit_diag, scale: vec![1.5, 0.7], shift_diag });
         vec![FittingKind::Dipole(Dipole), polar(true, true), polar(false, false)]
     }
 

@@ -27,7 +27,8 @@ impl ReferenceEngine {
                 let scale = self.model.scale(view.center);
                 let outputs = atom::outputs(&self.parts, params, view);
                 for k in 0..width {
-                    let x = scale.map_or(1.0, |scale| scale[k]) * outputs[k] + self.model.shift(view.center, k);
+                    let x =
+                        scale.map_or(1.0, |scale| scale[k]) * outputs[k] + self.model.shift(view.center, k);
                     of_atoms[i * width + k] = x;
                     of_frame[k] += x / self.share(views.len());
                 }

@@ -231,9 +231,13 @@ impl FittingOptions {
         if !self.output().made.is_turned() || (has_directions && !descriptors.is_hybrid) {
             return Ok(());
         }
-        let found = if descriptors.is_hybrid { "hybrid" } else { descriptors.list[0].kind.entry().variant.name };
-        Err(err!("a fitting net of type \"{}\" needs the directions of one descriptor, and this is \"{found}\"", self.type_name())
-            .help("use se_e2_a"))
+        let found =
+            if descriptors.is_hybrid { "hybrid" } else { descriptors.list[0].kind.entry().variant.name };
+        Err(err!(
+            "a fitting net of type \"{}\" needs the directions of one descriptor, and this is \"{found}\"",
+            self.type_name()
+        )
+        .help("use se_e2_a"))
     }
 
     /// What the numbers of the net are multiplied by for a type.
