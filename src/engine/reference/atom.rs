@@ -177,13 +177,10 @@ pub fn second_pass(
     let mut f = forward(models, params, view);
     let fitting = fitting_of(models, view);
     let turned = f.turned(&models[0], view).map(|turned| turned.backward(dl_e));
-    let dl_e = match turned {
-        Some((dl_x, dl_a)) => {
-            f.parts[0].add_to_matrix(dl_a);
-            &dl_x.clone()
-        }
-        None => dl_e,
-    };
+    let (dl_e, dl_a) = turned.unwrap_or_else(|| (dl_e.to_vec(), Vec::new()));
+    if !dl_a.is_empty() {
+        f.parts[0].add_to_matrix(dl_a);
+    }
 
     // Tangent: rows -> D -> fitting net.
     let mut x_dot = Vec::new();
@@ -194,7 +191,7 @@ pub fn second_pass(
     layer::net_tangent(fitting, params, &mut f.fitting, &x_dot);
 
     // Reverse over (value, tangent): the tangent's adjoints are the energy's gradients of the first pass.
-    let dl_x = layer::net_backward(grad, fitting, params, &f.fitting, dl_e, de_e);
+    let dl_x = layer::net_backward(grad, fitting, params, &f.fitting, &dl_e, de_e);
     if let Some(traces) = &f.vacuum {
         layer::net_backward(grad, fitting, params, traces, &[-dl_e[0]], &[0.0]);
     }
