@@ -383,9 +383,10 @@ fn resolve_sel(
         let stat = neighbors.map(|stats| &stats[k]);
         let Some(sel) = sel_of(&model.descriptors.list[k], &model.type_map, stat, saved)? else { continue };
         log::info!("sel is set to {sel:?}");
+        let in_input = model.descriptors.list[k].sel_in_input(&sel);
         for model_section in [&mut full["model"], &mut model.script] {
             if let Some(section) = model.descriptors.section_of(model_section, k) {
-                section["sel"] = sel.clone().into();
+                section["sel"] = in_input.clone();
             }
         }
         model.descriptors.list[k].sel = Sel::Fixed(sel);

@@ -66,6 +66,10 @@ pub const ROWS: &[Row] = &[
     Row { name: "se_e3", make: Direct("se_e3", F64) },
     Row { name: "se_e3, pairs left out", make: Direct("se_e3_exclude", F64) },
     Row { name: "se_e3, float32", make: Direct("se_e3_float32", F32) },
+    // Not without smooth_type_embedding, which jumps at the cutoff, nor with a mean that is not zero, where the first atom matters.
+    Row { name: "se_atten, smooth", make: Direct("se_atten_float32", F64) },
+    Row { name: "se_atten, smooth, float32", make: Direct("se_atten_float32", F32) },
+    Row { name: "se_atten_v2, pairs left out", make: Direct("se_atten_v2_zero", F64) },
     Row { name: "hybrid with se_e3", make: Series("hybrid_e3", F64) },
     Row { name: "hybrid", make: Series("hybrid", F64) },
     Row { name: "hybrid, direct", make: Direct("hybrid", F64) },

@@ -224,8 +224,8 @@ fn what_is_not_supported_is_named() {
         ("model.type", "linear".into(), "model.type: model of type \"linear\" is not supported yet"),
         (
             "model.descriptor.type",
-            "dpa1".into(),
-            "model.descriptor.type: descriptor of type \"dpa1\" is not supported yet",
+            "dpa2".into(),
+            "model.descriptor.type: descriptor of type \"dpa2\" is not supported yet",
         ),
         (
             "model.fitting.type",

@@ -333,7 +333,7 @@ fn script(options: &ModelOptions) -> serde_json::Value {
         if let Some(section) =
             descriptors.section_of(&mut script, k).and_then(|section| section.as_object_mut())
         {
-            section.insert("sel".to_string(), json!(descriptor.fixed_sel()));
+            section.insert("sel".to_string(), descriptor.sel_in_input(descriptor.fixed_sel()));
         }
     }
     script
@@ -343,7 +343,7 @@ fn descriptor_section(descriptor: &DescriptorOptions) -> serde_json::Value {
     let entry = descriptor.kind.entry();
     let mut section = json!({
         "type": entry.variant.name,
-        "sel": descriptor.fixed_sel(),
+        "sel": descriptor.sel_in_input(descriptor.fixed_sel()),
         "rcut": descriptor.rcut,
         "rcut_smth": descriptor.rcut_smth,
         "neuron": descriptor.neuron,

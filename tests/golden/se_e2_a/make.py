@@ -133,6 +133,7 @@ CASES = {
     # Fewer slots than neighbours; the normalisation of layers is trained whatever trainable_ln says.
     "se_atten_small_sel": dict(descriptor=dict(ATTENTION, sel=9, trainable_ln=False, activation_function="gelu", attn_layer=3)),
     "se_atten_v2": dict(descriptor=dict(ATTENTION, type="se_atten_v2", type_one_side=False), systems=["mix", "open"]),
+    "se_atten_v2_zero": dict(descriptor=dict(ATTENTION, type="se_atten_v2", set_davg_zero=True, exclude_types=[[0, 0]])),
     "se_atten_v2_plain": dict(descriptor=dict(type_one_side=False, **PLAIN), model=dict(pair_exclude_types=[[0, 1]])),
     "se_atten_float32": dict(descriptor=dict(precision="float32", smooth_type_embedding=True, **ATTENTION), fitting=dict(precision="float32")),
     "se_atten_atom_ener": dict(

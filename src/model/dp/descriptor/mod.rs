@@ -250,6 +250,11 @@ impl DescriptorOptions {
     pub fn is_mixed(&self) -> bool {
         self.attention().is_some()
     }
+
+    /// These slots as they stand in an input.
+    pub fn sel_in_input(&self, sel: &[usize]) -> Value {
+        if self.is_mixed() { sel[0].into() } else { sel.into() }
+    }
 }
 
 /// How the embedding net is evaluated (ours).
