@@ -115,7 +115,7 @@ fn decode(bytes: &[u8]) -> Result<Map<'_>> {
 /// Text, which may be stored as bytes.
 fn text<'a>(value: &ValueRef<'a>) -> Option<&'a str> {
     match value {
-        ValueRef::String(text) => text.clone().into_str(),
+        ValueRef::String(text) => (*text).into_str(),
         ValueRef::Binary(bytes) => std::str::from_utf8(bytes).ok(),
         _ => None,
     }
