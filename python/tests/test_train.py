@@ -75,6 +75,8 @@ def test_what_the_callback_raises_is_raised_after_saving(tmp_path):
 
 
 def test_ctrl_c_saves_and_raises_and_python_runs_meanwhile(tmp_path):
+    # Whoever runs the tests in the background of a shell has them ignore the signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     input = small_input(tmp_path, numb_steps=10_000_000, disp_freq=1)
     ticks = [0]
     started = threading.Event()

@@ -229,8 +229,8 @@ fn what_is_not_supported_is_named() {
         ),
         (
             "model.fitting.type",
-            "dipole".into(),
-            "model.fitting.type: fitting net of type \"dipole\" is not supported yet",
+            "denoise".into(),
+            "model.fitting.type: fitting net of type \"denoise\" is not supported yet",
         ),
         ("model.descriptor.rcut", "6".into(), "model.descriptor.rcut: found string \"6\", wanted a number"),
         ("model.descriptor.rcut", Node::Null, "model.descriptor: \"rcut\" is missing"),
