@@ -17,7 +17,7 @@ fn start(place: &Place, n: usize, by: &str, args: &str, env: &[(&str, &str)]) ->
     let args = format!("test --device cpu {args}");
     let mut env = env.to_vec();
     match by {
-        _ if n == 1 => return Some(vec![place.alone(&args, &env)]),
+        _ if n == 1 => Some(vec![place.alone(&args, &env)]),
         "shm" | "tcp" => {
             env.push(("PHALANX_COMM", by));
             Some(place.by_hand(n, &args, &env))
