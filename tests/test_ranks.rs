@@ -46,8 +46,17 @@ fn outcome(place: &Place, jobs: &mut [Job]) -> (Vec<String>, BTreeMap<String, Ve
     (lines.filter_map(text).collect(), files.collect())
 }
 
+/// Numbers of ranks, and what joins them.
+const WAYS: [(usize, &str); 3] = [(2, "shm"), (3, "tcp"), (7, "shm")];
+const LAUNCHERS: [(usize, &str); 3] = [(2, "mpirun.openmpi"), (3, "mpirun.mpich"), (2, "torchrun")];
+
 /// Compares ranks with one rank in fresh folders.
-fn compare(prepare: impl Fn(&Place), args: &str, env: &[(&str, &str)]) -> BTreeMap<String, Vec<u8>> {
+fn compare(
+    ways: &[(usize, &str)],
+    prepare: impl Fn(&Place),
+    args: &str,
+    env: &[(&str, &str)],
+) -> BTreeMap<String, Vec<u8>> {
     let run = |n: usize, by: &str| {
         let place = Place::new(&[]);
         prepare(&place);
@@ -55,9 +64,7 @@ fn compare(prepare: impl Fn(&Place), args: &str, env: &[(&str, &str)]) -> BTreeM
     };
     let (lines, files) = run(1, "").unwrap();
     assert!(!lines.is_empty() && !files.is_empty(), "{lines:?}");
-    for (n, by) in
-        [(2, "shm"), (3, "tcp"), (7, "shm"), (2, "mpirun.openmpi"), (3, "mpirun.mpich"), (2, "torchrun")]
-    {
+    for &(n, by) in ways {
         let Some(found) = run(n, by) else { continue };
         assert_eq!(found.0, lines, "{args}: {n} ranks, {by}");
         assert!(found.1.keys().eq(files.keys()), "{args}: {n} ranks, {by}: {:?}", found.1.keys());
@@ -83,9 +90,16 @@ fn ranks_print_and_write_what_one_rank_does() {
         of("dos.dp", &two, "--atomic"),
         of("property.dp", &two, "--atomic"),
     ] {
-        let files = compare(|_| (), &args, &[("DP_INFER_BATCH_SIZE", "20")]);
+        let files = compare(&WAYS, |_| (), &args, &[("DP_INFER_BATCH_SIZE", "20")]);
         assert!(files.keys().all(|name| name.starts_with("detail.")), "{:?}", files.keys());
     }
+}
+
+#[test]
+fn launchers_make_ranks_of_a_test() {
+    let _turn = my_turn();
+    let args = format!("-m {} -s {} -d detail", golden("one_side.dp").display(), golden("bulk").display());
+    compare(&LAUNCHERS, |_| (), &args, &[]);
 }
 
 /// Two frames of 1560 atoms, which are three blocks.
@@ -110,7 +124,7 @@ fn ranks_share_the_blocks_of_large_frames() {
     let _turn = my_turn();
     for model in ["one_side.dp", "dos.dp", "property.dp"] {
         let args = format!("-m {} -s a -n 2 -d detail", golden(model).display());
-        let in_blocks = compare(write_large, &args, &[("DP_INFER_BATCH_SIZE", "1000")]);
+        let in_blocks = compare(&WAYS, write_large, &args, &[("DP_INFER_BATCH_SIZE", "1000")]);
         let place = Place::new(&[]);
         write_large(&place);
         let mut alone = [place.alone(&format!("test --device cpu {args}"), &[])];
