@@ -92,7 +92,7 @@ impl Turn {
             };
             for c in 0..3 {
                 let dl_a = &mut dl_a[(1 + c) * self.m1 + m];
-                *dl_a = *dl_a + T::from_f64(dl_r[c]);
+                *dl_a += T::from_f64(dl_r[c]);
             }
         }
     }

@@ -176,7 +176,7 @@ impl Dp {
             Applied::Bias | Applied::Normalised => bias(center)[k],
             Applied::NormalisedAlike => bias(0)[k],
             Applied::Nothing => 0.0,
-            Applied::Diagonal if k % 4 == 0 => {
+            Applied::Diagonal if k.is_multiple_of(4) => {
                 let bias = bias(center);
                 (bias[0] + bias[4] + bias[8]) / 3.0 * self.options.fitting.net_scale(center)
             }
