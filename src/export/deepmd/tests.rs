@@ -268,7 +268,7 @@ fn what_is_not_supported_is_named() {
         (
             "model.fitting.mixed_types",
             true.into(),
-            "model.fitting.mixed_types: mixed_types is not supported yet",
+            "model.fitting.mixed_types: mixed_types: true with such a descriptor is not supported yet",
         ),
         (
             "model.fitting.type_map",
