@@ -127,7 +127,7 @@ fn get<'a, 'b>(map: &'b Map<'a>, name: &str) -> Option<&'b ValueRef<'a>> {
 
 /// The numbers of a field: an array as bytes with type and shape, or one number.
 struct Numbers<'a> {
-    /// As NumPy calls it: `<f8`.
+    /// As NumPy calls it: `<f8` or `float64`.
     dtype: &'a str,
     shape: Vec<usize>,
     data: &'a [u8],
@@ -161,7 +161,7 @@ impl<'a> Numbers<'a> {
     }
 
     fn kind(&self) -> Kind {
-        if self.dtype.contains('f') { Kind::Float } else { Kind::Integer }
+        if short(self.dtype).starts_with('f') { Kind::Float } else { Kind::Integer }
     }
 
     /// Overwrites `out`; `None` where they are not as many.
@@ -174,7 +174,7 @@ impl<'a> Numbers<'a> {
         if self.len() != out.len() || self.data.len() != size * out.len() {
             return None;
         }
-        let number: fn(&[u8]) -> f64 = match self.dtype.trim_start_matches(['<', '|', '=']) {
+        let number: fn(&[u8]) -> f64 = match short(self.dtype) {
             "f8" => |b| f64::from_le_bytes(b.try_into().unwrap_or_default()),
             "f4" => |b| f32::from_le_bytes(b.try_into().unwrap_or_default()).into(),
             "i8" => |b| i64::from_le_bytes(b.try_into().unwrap_or_default()) as f64,
@@ -189,9 +189,23 @@ impl<'a> Numbers<'a> {
     }
 }
 
+/// NumPy has two names for a type: `<f8` and `float64`.
+fn short(dtype: &str) -> &str {
+    match dtype {
+        "float64" => "f8",
+        "float32" => "f4",
+        "int64" => "i8",
+        "int32" => "i4",
+        "int16" => "i2",
+        "int8" => "i1",
+        "uint8" => "u1",
+        _ => dtype.trim_start_matches(['<', '|', '=']),
+    }
+}
+
 /// Bytes of a number of NumPy's `<f8` and the like, stored as this machine has it.
 fn size_of_type(dtype: &str) -> Option<usize> {
-    let name = dtype.trim_start_matches(['<', '|', '=']);
+    let name = short(dtype);
     ["f8", "f4", "i8", "i4", "i2", "i1", "u1"].contains(&name).then(|| name[1..].parse().unwrap_or(1))
 }
 
