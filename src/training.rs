@@ -81,6 +81,7 @@ impl Training {
 
     fn of(input: InputSource) -> Self {
         let options = RunOptions {
+            model_branch: String::new(),
             input,
             start: Start::Fresh,
             output: "out.json".into(),

@@ -67,7 +67,7 @@ struct TrainFlags {
     /// Replace the learning curve and checkpoints of an earlier run without a backup (Phalanx only)
     #[arg(long)]
     no_backup: bool,
-    /// A branch of a multi-task model; refused, as models here have one task
+    /// With --finetune: the branch of a multi-task model to start from; RANDOM: its descriptor alone, with a new fitting net
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     model_branch: String,
     /// Accepted, as DeePMD-kit's users have it in their scripts; what does not fit is an error here all the same
@@ -116,19 +116,20 @@ struct TrainFlags {
 impl TrainFlags {
     /// What is meant.
     fn resolve(self, global: Global) -> Result<RunOptions> {
-        if !self.model_branch.is_empty() {
-            return Err(err!("--model-branch {}: multi-task training is not supported", self.model_branch)
-                .help("train one model for each task"));
-        }
         let start = match (self.init_model, self.restart, self.init_frz_model, self.finetune) {
             (_, Some(path), _, _) => Start::Restart(path),
             (_, _, _, Some(path)) => Start::Finetune(path),
             (Some(path), _, _, _) | (_, _, Some(path), _) => Start::Model(path),
             _ => Start::Fresh,
         };
+        if !self.model_branch.is_empty() && !matches!(start, Start::Finetune(_)) {
+            return Err(err!("--model-branch {}: there is no model that it could be a branch of", self.model_branch)
+                .help("it goes with --finetune MODEL"));
+        }
         let options = RunOptions {
             input: self.input.into(),
             start,
+            model_branch: self.model_branch,
             output: self.output,
             skip_neighbor_stat: self.skip_neighbor_stat,
             no_backup: self.no_backup,
@@ -210,8 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn several_tasks_are_refused() {
+    fn a_branch_is_named_for_fine_tuning_alone() {
+        let named = args("dp train in.json -t multi.ckpt --model-branch water").unwrap();
+        assert_eq!(named.model_branch, "water");
         let error = args("dp train in.json --model-branch water").unwrap_err();
-        assert!(error.message().contains("multi-task training is not supported"), "{error}");
+        assert!(error.message().contains("--model-branch water"), "{error}");
     }
 }

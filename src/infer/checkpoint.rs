@@ -1,5 +1,6 @@
 //! The model in the checkpoint of a `dp train` run, without the training state.
 
+use super::branches;
 use crate::checkpoint::Checkpoint;
 use crate::config::Section;
 use crate::config::check::check;
@@ -32,7 +33,13 @@ pub fn check_kind(header: &Value, kind: &str) -> Result<()> {
         Some(PINN_KIND) if kind != PINN_KIND => {
             error.help("`pinn train` wrote it, which continues from it; name a checkpoint of `dp train`")
         }
-        Some(KIND) if kind != KIND => {
+        Some(branches::KIND) if kind == KIND => {
+            error.help("a multi-task training wrote it: continue it with its own input, or name a branch (--head, --model-branch)")
+        }
+        Some(KIND) if kind == branches::KIND => {
+            error.help("a training of one task wrote it: --init-model or --finetune begin with its weights")
+        }
+        Some(KIND | branches::KIND) if kind != KIND => {
             error.help("`dp train` wrote it; give this run another folder (-d, model_dir)")
         }
         _ => error,
@@ -41,7 +48,12 @@ pub fn check_kind(header: &Value, kind: &str) -> Result<()> {
 
 /// The `model` section of the input of a checkpoint, which has all defaults and `sel` as numbers.
 pub fn model_options(input: &Value) -> Result<ModelOptions> {
-    let checked = check(&INPUT, &json!({ "model": input["model"] }), "checkpoint")?;
+    model_section(&input["model"])
+}
+
+/// A `model` section with all defaults and `sel` as numbers.
+pub fn model_section(model: &Value) -> Result<ModelOptions> {
+    let checked = check(&INPUT, &json!({ "model": model }), "checkpoint")?;
     for note in &checked.notes {
         log::warn!("checkpoint: {note}");
     }

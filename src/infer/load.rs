@@ -1,5 +1,6 @@
 //! From what a user types to a model: a model file, a checkpoint, or the name of either without its ending.
 
+use super::branches::SavedBranches;
 use super::checkpoint::model_of;
 use crate::checkpoint::{Checkpoint, SUFFIX, load, locate};
 use crate::err;
@@ -22,9 +23,34 @@ const ENDINGS: [&str; 5] = ["dp", "yaml", "yml", "pth", "pb"];
 /// Loads a model from a model file (`model.dp`, `model.yaml`, or `model` where one of these is there) or from a
 /// checkpoint (`model.ckpt`, `model.ckpt-1000.phx`, or the folder).
 pub fn load_model(path: &Path) -> Result<DpModel> {
+    load_branch(path, None)
+}
+
+/// The same, and of a multi-task model the branch of this name.
+pub fn load_branch(path: &Path, head: Option<&str>) -> Result<DpModel> {
     match find(path)? {
-        Found::ModelFile(file) => read_model(&file),
-        Found::Checkpoint(file) => model_of(&load(&file)?).map_err(|e| e.at(file.display())),
+        Found::ModelFile(file) => {
+            refuse_head(head).map_err(|e| e.at(file.display()))?;
+            read_model(&file)
+        }
+        Found::Checkpoint(file) => branch_of(&load(&file)?, head).map_err(|e| e.at(file.display())),
+    }
+}
+
+/// The model of a checkpoint, and of a multi-task one the branch of this name.
+pub fn branch_of(saved: &Checkpoint, head: Option<&str>) -> Result<DpModel> {
+    if SavedBranches::is_one(saved) {
+        let branches = SavedBranches::of(saved)?;
+        return Ok(branches.model(branches.place(head)?));
+    }
+    refuse_head(head)?;
+    model_of(saved)
+}
+
+fn refuse_head(head: Option<&str>) -> Result<()> {
+    match head {
+        Some(head) => Err(err!("--head {head}: the model has one task").help("leave the flag away")),
+        None => Ok(()),
     }
 }
 
@@ -48,7 +74,7 @@ pub fn load_model_bytes(path: &Path, bytes: Vec<u8>) -> Result<DpModel> {
     if !is_checkpoint(path) && !Checkpoint::is_one(&bytes) {
         return parse_model(path, bytes);
     }
-    Checkpoint::parse(&bytes).and_then(|saved| model_of(&saved)).map_err(|e| e.at(path.display()))
+    Checkpoint::parse(&bytes).and_then(|saved| branch_of(&saved, None)).map_err(|e| e.at(path.display()))
 }
 
 fn is_checkpoint(file: &Path) -> bool {

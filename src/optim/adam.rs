@@ -2,7 +2,7 @@
 
 use super::gradient::by_cell;
 use super::moments::{self, MomentParts, Moments};
-use super::{ByPieces, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update};
+use super::{ByParts, ByPieces, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update};
 use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
 use crate::config::registry::{Entry, Named};
@@ -77,11 +77,42 @@ pub struct Adam {
     options: AdamOptions,
     /// Ranges of the flat vector that are trained, by the cell that they lie in.
     cells: Vec<Vec<(usize, Range<usize>)>>,
+    trained: Vec<Range<usize>>,
+    /// Where steps leave parts of the parameters alone.
+    turns: Option<Turns>,
     moments: Moments,
     pool: Pool,
     /// Sum of squares of the gradient in each cell, so that small elements are not lost beside a large running sum. 0 in cells of
     /// others: added up over ranks they have the same bits for every number of ranks, because all but one of the terms are 0.
     squares: Vec<f64>,
+}
+
+/// Parts of the parameters with steps of their own.
+#[derive(Clone, Default)]
+struct Turns {
+    /// The part of each trained range.
+    part_of: Vec<usize>,
+    /// Updates of each part so far; `None`: it is left alone.
+    done: Vec<Option<u64>>,
+}
+
+/// The rule of each trained range.
+enum Rules<'a> {
+    Alike(Rule),
+    /// By part; ranges of a part without one are left alone.
+    OfParts {
+        part_of: &'a [usize],
+        rules: Vec<Option<Rule>>,
+    },
+}
+
+impl Rules<'_> {
+    fn of(&self, range: usize) -> Option<Rule> {
+        match self {
+            Rules::Alike(rule) => Some(*rule),
+            Rules::OfParts { part_of, rules } => rules[part_of[range]],
+        }
+    }
 }
 
 impl MomentParts {
@@ -111,6 +142,8 @@ impl Adam {
             options,
             squares: vec![0.0; cells.len()],
             cells,
+            trained,
+            turns: None,
             moments: Moments::zeros(n_params, false),
             pool: Pool::serial(),
         }
@@ -138,6 +171,13 @@ impl Adam {
         if measures {
             self.squares.fill(0.0);
         }
+        let rules = match &self.turns {
+            None => Rules::Alike(rule),
+            Some(Turns { part_of, done }) => {
+                let of_part = |step: &Option<u64>| step.map(|step| rule.at(&self.options, step));
+                Rules::OfParts { part_of, rules: done.iter().map(of_part).collect() }
+            }
+        };
         let (params, moments, squares) =
             (Parts::new(params), self.moments.parts(), Parts::new(&mut self.squares));
         let trained = &self.cells;
@@ -146,7 +186,8 @@ impl Adam {
                 // SAFETY: one element for each task.
                 unsafe { squares.part(k, 1)[0] = square_sum(sum) };
             }
-            for (_, Range { start, end }) in &trained[k] {
+            for (number, Range { start, end }) in &trained[k] {
+                let Some(rule) = rules.of(*number) else { continue };
                 let sum = &sum[start - cell.start..end - cell.start];
                 // SAFETY: cells are disjoint.
                 unsafe { moments.update(params.part(*start, end - start), *start, sum, rule) };
@@ -214,6 +255,10 @@ impl Optimizer for Adam {
         Ok(if update.wants_norm { rule.factor * self.norm(ranks)? } else { f64::NAN })
     }
 
+    fn by_parts(&mut self) -> Option<&mut dyn ByParts> {
+        Some(self)
+    }
+
     fn by_pieces(&mut self) -> Option<&mut dyn ByPieces> {
         if self.trains_all() { Some(self) } else { None }
     }
@@ -276,6 +321,22 @@ impl Take for Pieces<'_> {
     }
 }
 
+impl ByParts for Adam {
+    fn set_parts(&mut self, parts: &[Range<usize>]) {
+        let part = |range: &Range<usize>| {
+            let part = parts.iter().position(|part| part.contains(&range.start) && range.end <= part.end);
+            part.expect("all parameters lie in one part")
+        };
+        let part_of = self.trained.iter().map(part).collect();
+        self.turns = Some(Turns { part_of, done: vec![None; parts.len()] });
+    }
+
+    fn set_turn(&mut self, done: &[Option<u64>]) {
+        let turns = self.turns.as_mut().expect("the parts were set before their turns");
+        turns.done.copy_from_slice(done);
+    }
+}
+
 /// The numbers of one update.
 #[derive(Clone, Copy)]
 pub struct Rule {
@@ -290,6 +351,8 @@ pub struct Rule {
     pub shrink: f64,
     /// Decay of plain Adam: added to the gradient.
     pub pull: f64,
+    /// The learning rate itself.
+    lr: f64,
 }
 
 impl Rule {
@@ -305,7 +368,13 @@ impl Rule {
             correction: 1.0 / (1.0 - beta2.powf(t)).sqrt(),
             shrink: if decoupled { lr * weight_decay } else { 0.0 },
             pull: if decoupled { 0.0 } else { weight_decay },
+            lr,
         }
+    }
+
+    /// The same after another number of steps.
+    fn at(&self, options: &AdamOptions, step: u64) -> Self {
+        Rule { factor: self.factor, ..Rule::new(options, self.lr, step) }
     }
 
     /// Updates one parameter and its moments.

@@ -62,6 +62,11 @@ pub trait Optimizer: Send {
         None
     }
 
+    /// Updates that leave parts of the parameters alone, where it can make them.
+    fn by_parts(&mut self) -> Option<&mut dyn ByParts> {
+        None
+    }
+
     /// Its state for a checkpoint, whole on every rank: arrays of any size, by names that no other array of the checkpoint has.
     /// `spare` is memory that may be used for them.
     fn save(&self, spare: &mut Vec<Vec<f64>>, ranks: &mut dyn Communicator) -> Result<Arrays>;
@@ -143,6 +148,15 @@ pub trait ByPieces {
     /// # Safety
     /// `give` may give no parameter twice.
     unsafe fn update(&mut self, params: &mut [f64], update: &Update, give: &mut dyn FnMut(&dyn Take));
+}
+
+/// Updates that leave parts of the parameters alone, each part as if there had been no steps but its own.
+pub trait ByParts {
+    /// Ranges of the flat vector that are changed, or not, as a whole. All parameters lie in one of them.
+    fn set_parts(&mut self, parts: &[Range<usize>]);
+
+    /// Of the next updates: how many each part has had before, `None` for a part that is left alone.
+    fn set_turn(&mut self, done: &[Option<u64>]);
 }
 
 /// Updates by observations: several for each batch, and the model is evaluated again before each.

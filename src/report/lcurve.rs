@@ -13,9 +13,12 @@ const NOTE: &str = "# nan stands where the data has no label for a column\n";
 /// The quantities of a row and whether each has a validation value beside it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Columns {
-    /// Sorted, e.g. `rmse`, `rmse_e`, `rmse_f`.
+    /// Sorted, e.g. `rmse`, `rmse_e`, `rmse_f`; of one branch after the other, with its name: `rmse_e_water`.
     names: Vec<String>,
-    validation: bool,
+    /// One for each name.
+    validation: Vec<bool>,
+    /// The branch at the end of each name, which follows what tells validation and training apart: `rmse_e_val_water`.
+    branches: Vec<String>,
 }
 
 impl Columns {
@@ -23,7 +26,18 @@ impl Columns {
     pub fn new(names: impl IntoIterator<Item = String>, validation: bool) -> Self {
         let mut names: Vec<String> = names.into_iter().collect();
         names.sort();
-        Columns { names, validation }
+        Columns { validation: vec![validation; names.len()], branches: vec![String::new(); names.len()], names }
+    }
+
+    /// Those of the branches of a multi-task model: their names, their sorted quantities, and whether they have validation data.
+    pub fn of_branches<'a>(branches: impl Iterator<Item = (&'a str, &'a [String], bool)>) -> Self {
+        let mut columns = Columns { names: Vec::new(), validation: Vec::new(), branches: Vec::new() };
+        for (branch, names, validation) in branches {
+            columns.names.extend(names.iter().map(|name| format!("{name}_{branch}")));
+            columns.validation.extend(names.iter().map(|_| validation));
+            columns.branches.extend(names.iter().map(|_| format!("_{branch}")));
+        }
+        columns
     }
 
     /// The quantities in the order of a row.
@@ -31,18 +45,20 @@ impl Columns {
         &self.names
     }
 
-    /// Whether a row holds validation values.
-    pub fn validation(&self) -> bool {
-        self.validation
+    /// The quantities that have a validation value, in the order of a row.
+    pub fn validated(&self) -> impl Iterator<Item = &String> {
+        self.names.iter().zip(&self.validation).filter(|(_, validates)| **validates).map(|(name, _)| name)
     }
 
     /// Both comment lines at the top.
     fn header(&self) -> String {
         let mut line = "# step ".to_owned();
-        for name in &self.names {
-            line += &match self.validation {
-                true => format!("   {:>11} {:>11}", format!("{name}_val"), format!("{name}_trn")),
-                false => format!("   {:>11}", format!("{name}_trn")),
+        for ((name, validates), branch) in self.names.iter().zip(&self.validation).zip(&self.branches) {
+            let name = name.strip_suffix(branch.as_str()).unwrap_or(name);
+            let [valid, train] = ["val", "trn"].map(|task| format!("{name}_{task}{branch}"));
+            line += &match validates {
+                true => format!("   {valid:>11} {train:>11}"),
+                false => format!("   {train:>11}"),
             };
         }
         format!("{line}   {:<8}\n{NOTE}", "lr")
@@ -50,7 +66,7 @@ impl Columns {
 
     /// Numbers in a row: the step, the values, the learning rate.
     fn width(&self) -> usize {
-        2 + self.names.len() * if self.validation { 2 } else { 1 }
+        2 + self.names.len() + self.validated().count()
     }
 }
 
@@ -60,7 +76,7 @@ pub struct Row {
     pub step: u64,
     /// One value for each of [`Columns::names`].
     pub train: Vec<f64>,
-    /// The same for the validation set; empty without one.
+    /// The same for the validation set: one value for each of [`Columns::validated`].
     pub valid: Vec<f64>,
     pub lr: f64,
 }
@@ -69,11 +85,11 @@ impl Row {
     fn line(&self, columns: &Columns) -> String {
         let n = columns.names.len();
         assert_eq!(self.train.len(), n, "a row of lcurve.out has one training value for each column");
-        let n_valid = if columns.validation { n } else { 0 };
-        assert_eq!(self.valid.len(), n_valid, "a row of lcurve.out has one validation value for each column");
+        assert_eq!(self.valid.len(), columns.validated().count(), "a row of lcurve.out has one validation value for each column");
         let mut line = format!("{:7}", self.step);
-        for (k, &train) in self.train.iter().enumerate() {
-            line += &match self.valid.get(k) {
+        let mut valid = self.valid.iter();
+        for (&train, &validates) in self.train.iter().zip(&columns.validation) {
+            line += &match validates.then(|| valid.next()).flatten() {
                 Some(&valid) => format!("   {:>11} {:>11}", exp(valid, 2), exp(train, 2)),
                 None => format!("   {:>11}", exp(train, 2)),
             };

@@ -20,6 +20,22 @@ pub fn valid_line(step: u64, names: &[String], values: &[f64]) -> String {
     errors_line(step, "val", names, values)
 }
 
+/// What a branch of a multi-task model shows: its training errors, and those on its validation data, where it has any.
+///
+/// `Batch     100: water_1_trn: rmse = ..., lr = 1.00e-03` and `Batch     100: water_1_val: rmse = ...`.
+pub fn branch_lines(
+    step: u64,
+    branch: &str,
+    names: &[String],
+    [train, valid]: [&[f64]; 2],
+    lr: f64,
+) -> Vec<String> {
+    let line = |task: &str, values: &[f64]| errors_line(step, &format!("{branch}_{task}"), names, values);
+    let mut lines = vec![format!("{}, lr = {:>8}", line("trn", train), exp(lr, 2))];
+    lines.extend((!valid.is_empty()).then(|| line("val", valid)));
+    lines
+}
+
 fn errors_line(step: u64, task: &str, names: &[String], values: &[f64]) -> String {
     assert_eq!(names.len(), values.len(), "a display line has one value for each name");
     let terms: Vec<String> =

@@ -15,6 +15,10 @@ use std::sync::Arc;
 pub enum Purpose {
     Training = 1,
     Validation = 2,
+    /// Which branch of a multi-task model learns.
+    Branch = 3,
+    /// Errors of the branches that do not.
+    Display = 4,
 }
 
 /// One batch to work on: frames of one system.
@@ -133,6 +137,27 @@ impl Sampler {
         let order = Permutation::new(&mut self.orders, n_frames);
         let first = batch * size;
         (first..n_frames.min(first.saturating_add(size))).map(|position| order.frame(position)).collect()
+    }
+}
+
+/// Which branch of a multi-task model learns in a step: a function of the seed and the step alone.
+#[derive(Debug)]
+pub struct BranchDraw {
+    seed: u64,
+    table: AliasTable,
+}
+
+impl BranchDraw {
+    /// - weights  `[n_branches]`; they need not add up to 1
+    pub fn new(seed: u64, weights: &[f64]) -> BranchDraw {
+        BranchDraw { seed, table: AliasTable::new(weights) }
+    }
+
+    /// The branch of a step, which counts from 0.
+    pub fn at(&self, step: u64) -> usize {
+        let mut generator = generator(self.seed, Purpose::Branch, 1);
+        generator.set_word_pos(2 * u128::from(step));
+        self.table.pick(generator.next_u64())
     }
 }
 
@@ -304,6 +329,23 @@ mod tests {
             let want = weight / sum * n as f64;
             assert!((found as f64 - want).abs() <= 5.0 * want.sqrt(), "{found} draws, wanted about {want}");
         }
+    }
+
+    #[test]
+    fn branches_are_drawn_by_weight_and_as_a_function_of_the_step() {
+        let weights = [1.0, 0.0, 3.0];
+        let branches = |seed: u64| -> Vec<usize> {
+            let draw = BranchDraw::new(seed, &weights);
+            (0..20_000).map(|step| draw.at(step)).collect()
+        };
+        let drawn = branches(5);
+        let draw = BranchDraw::new(5, &weights);
+        assert!([19_999, 3, 700].into_iter().all(|step| draw.at(step) == drawn[step as usize]), "in any order");
+        for (branch, want) in [(0, 5_000.0f64), (1, 0.0), (2, 15_000.0)] {
+            let found = drawn.iter().filter(|&&b| b == branch).count() as f64;
+            assert!((found - want).abs() <= 5.0 * want.sqrt(), "{found} draws, wanted about {want}");
+        }
+        assert_ne!(drawn, branches(6));
     }
 
     #[test]

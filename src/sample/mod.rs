@@ -10,7 +10,7 @@ pub mod loaders; // threads that work ahead of who needs the results
 pub mod queue; // batches that are read and prepared ahead of the step
 
 pub use cache::{CacheStats, Prepared};
-pub use draw::{Draw, Pool, Purpose, Sampler};
+pub use draw::{BranchDraw, Draw, Pool, Purpose, Sampler};
 pub use queue::{Batch, FrameId, Loaded, Queue, QueueOptions};
 pub use statistics::{frames_for_statistics, global_generator};
 

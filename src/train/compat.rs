@@ -82,8 +82,8 @@ fn refuse_multi_task(root: &Map<String, Value>) -> Result<()> {
     if root.get("model").and_then(|model| model.get("model_dict")).is_none() {
         return Ok(());
     }
-    Err(err!("model.model_dict: DeePMD-kit knows multi-task training, Phalanx does not support it yet")
-        .help("train the models one by one, each with an input of its own"))
+    Err(err!("model.model_dict: this is the input of a multi-task training, which has several models")
+        .help("`dp train` trains them"))
 }
 
 /// DeePMD-kit 1 wrote the data directly under `training`.

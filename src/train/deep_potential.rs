@@ -122,19 +122,14 @@ pub fn learner<E: Engine + 'static>(
     // Only models of energies have blocks.
     let steady = training.reproducible && setup.model.is_energy();
     let cut = Cut { part: team.rank_in_group(), parts: team.ranks_per_group(), steady };
-    let queue = team.agree(start_queue(team, threads, setup, engine.block_preparer(cut)))?;
+    let first_draw = setup.resumed.as_ref().map_or(0, |state| state.draws);
+    let queue = team.agree(start_queue(team, threads, setup, first_draw, engine.block_preparer(cut)))?;
     let validation = setup.data.validation.clone().map(|data| {
         let cache = training.geometry_cache_bytes as usize / 8;
         let batches = DrawnBatches::new(data, training.seed, training.numb_btch, cache);
         Box::new(batches) as Box<dyn Validation<DeepPotential<E>>>
     });
-    let options = StepperOptions {
-        draws: training.gradient_accumulation,
-        reproducible: training.reproducible,
-        max_norm: training.gradient_max_norm,
-        seed: training.seed,
-        num_steps: setup.num_steps,
-    };
+    let options = StepperOptions::of(training, setup.num_steps);
     let resumed = setup.resumed.as_ref().map(|state| &state.optimizer);
     let (family, table) = (DeepPotential::new(engine, loss, cut), &setup.model.table);
     let params = setup.params.clone();
@@ -143,14 +138,14 @@ pub fn learner<E: Engine + 'static>(
     Ok(CpuLearner::new(stepper, queue, validation).with_average(team.agree(average)?))
 }
 
-/// The pipeline in front of the model: sampler, loader threads, prepared batches.
-fn start_queue<P: Prepared>(
+/// The pipeline in front of the model: sampler, loader threads, prepared batches, from a draw on.
+pub fn start_queue<P: Prepared>(
     team: &Team,
     threads: Threads,
     setup: &Setup,
+    first_draw: u64,
     prepare: BlockPreparer<P>,
 ) -> Result<Queue<OwnBlocks<P>>> {
-    let first_draw = setup.resumed.as_ref().map_or(0, |state| state.draws);
     let pool = Arc::new(Pool::from_dataset(&setup.data.training));
     let sampler = Sampler::at(pool, setup.input.training.seed, Purpose::Training, first_draw);
     let options = QueueOptions {

@@ -10,6 +10,7 @@ use super::dp_state::{DpRun, DpState};
 use super::find_rate;
 use super::full_validation::{ErrorTable, Keeper, Verdict};
 use super::input::{GpuProducts, Input, TrainingOptions};
+use super::multi;
 use super::learner::{Learner, Snapshot, StepRate, StepReport};
 use super::options::{InputSource, RunOptions, Start};
 use super::run::{Complete, Journal, Plan, Run, Validates};
@@ -83,7 +84,11 @@ fn task(options: &RunOptions) -> String {
     let profile = flag(options.profile, "--profile");
     let dashboard = flag(options.dashboard.is_some(), "--dashboard");
     let find_rate = flag(options.find_rate, "--find-lr");
-    format!("dp train, {start}{skips}{script}{pytorch}{profile}{dashboard}{find_rate}")
+    let branch = match options.model_branch.as_str() {
+        "" => String::new(),
+        name => format!(" of the branch {name}"),
+    };
+    format!("dp train, {start}{branch}{skips}{script}{pytorch}{profile}{dashboard}{find_rate}")
 }
 
 /// `training.stall_timeout`, before the input is read properly: the ranks need it to connect.
@@ -94,6 +99,9 @@ fn stall_timeout(input: &InputSource) -> Option<Duration> {
 }
 
 fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Option<Caller>) -> Result<Ended> {
+    if multi::is_asked_for(team, &options.input)? {
+        return multi::train(team, session, options, caller);
+    }
     let (input, full) = read_input(team, &options.input)?;
     form_groups(team, session, &input)?;
     let owner = session::own(team, || folders(&input))?;
@@ -104,7 +112,7 @@ fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Optio
     }
     let mut learner = learner(team, session, options, &setup, &rates)?;
     if options.find_rate {
-        let plan = plan(team, session, options, &setup, rates);
+        let plan = plan(team, session, options, Course::of(&setup), rates);
         find_rate::sweep(team, &mut *learner, (plan.rate)(0), plan.shows_progress)?;
         return Ok(Ended { step: 0, stopped: false, checkpoint: None, signal: None });
     }
@@ -112,7 +120,7 @@ fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Optio
     // What the model file says of the data; the run may end with another bias.
     let stats = Arc::new(Mutex::new(setup.model.stats.clone()));
     let completes = setup.input.training.change_bias_after_training.then(|| shifts_bias(&setup, &stats));
-    let plan = Plan { stop, owner, completes, ..plan(team, session, options, &setup, rates) };
+    let plan = Plan { stop, owner, completes, ..plan(team, session, options, Course::of(&setup), rates) };
     let journal = team.is_root().then(|| DpJournal::open(options, setup.clone(), stats, caller)).transpose();
     let mut journal = team.agree(journal)?;
     let journal = journal.as_mut().map(|journal| journal as &mut dyn Journal);
@@ -130,7 +138,7 @@ fn shifts_bias(setup: &Arc<Setup>, stats: &Arc<Mutex<DpStatistics>>) -> Box<Comp
 }
 
 /// Lets ranks work on a batch together, where the input wants it.
-fn form_groups(team: &mut Team, session: &Session, input: &Input) -> Result<()> {
+pub(super) fn form_groups(team: &mut Team, session: &Session, input: &Input) -> Result<()> {
     let training = &input.training;
     let ranks = team.tell_once(training.ranks_per_frame.among(team.size()))?;
     if ranks == 1 {
@@ -154,7 +162,7 @@ fn form_groups(team: &mut Team, session: &Session, input: &Input) -> Result<()> 
 }
 
 /// The folders of the files of a run that would be destroyed by another run.
-fn folders(input: &Input) -> Vec<PathBuf> {
+pub(super) fn folders(input: &Input) -> Vec<PathBuf> {
     let training = &input.training;
     let mut files = vec![training.save_ckpt.as_path(), &training.disp_file];
     if training.save_ckpt.is_relative() {
@@ -212,14 +220,30 @@ fn on_cpu<T: Real>(
     Ok(Box::new(deep_potential::learner(team, session.threads, setup, engine, loss)?))
 }
 
-fn plan(
+/// What the loop is to do, as far as it follows from the input.
+pub(super) struct Course<'a> {
+    pub input: &'a Input,
+    pub num_steps: u64,
+    /// Where a run continues: steps, draws of all ranks, and how many of these made a step.
+    pub resumed: Option<(u64, u64, Option<u64>)>,
+}
+
+impl<'a> Course<'a> {
+    fn of(setup: &'a Setup) -> Self {
+        let resumed = setup.resumed.as_ref().map(|state| (state.step, state.draws, state.draws_per_step));
+        Course { input: &setup.input, num_steps: setup.num_steps, resumed }
+    }
+}
+
+pub(super) fn plan(
     team: &Team,
     session: &Session,
     options: &RunOptions,
-    setup: &Setup,
+    course: Course,
     rates: LearningRateOptions,
 ) -> Plan {
-    let training = &setup.input.training;
+    let Course { input, num_steps, resumed } = course;
+    let training = &input.training;
     let draws_per_step = (training.gradient_accumulation * team.n_groups()) as u64;
     let scale = rate_scale(&rates, draws_per_step, options.pytorch_conventions);
     if scale != 1.0 {
@@ -228,10 +252,10 @@ fn plan(
             rates.start_lr * scale
         );
     }
-    let (start, first_draw) = setup.resumed.as_ref().map_or((0, 0), |state| (state.step, state.draws));
-    if let Some(state) = &setup.resumed {
+    let (start, first_draw) = resumed.map_or((0, 0), |(step, draws, _)| (step, draws));
+    if let Some((_, _, before)) = resumed {
         log::info!("continuing after step {start}");
-        if let Some(before) = state.draws_per_step.filter(|&before| before != draws_per_step) {
+        if let Some(before) = before.filter(|&before| before != draws_per_step) {
             let old = rate_scale(&rates, before, options.pytorch_conventions);
             let rate = match old == scale {
                 true => "the learning rate stays as it is".to_string(),
@@ -243,7 +267,6 @@ fn plan(
             );
         }
     }
-    let num_steps = setup.num_steps;
     Plan {
         num_steps,
         start,
@@ -258,7 +281,7 @@ fn plan(
         save_freq: training.save_freq,
         disp_avg: training.disp_avg,
         validates: Validates::AtDisplay,
-        full_validation: Some(setup.input.validating.clone()),
+        full_validation: Some(input.validating.clone()),
         averages: training
             .ema
             .map(|ema| (average::with_ema(&training.save_ckpt), keep(training, num_steps, ema.keep))),
@@ -329,9 +352,7 @@ impl<'a> DpJournal<'a> {
         if setup.resumed.is_none() {
             make_room(options, &setup.input)?;
         }
-        let text =
-            serde_json::to_string_pretty(&setup.full).map_err(|e| err!("cannot write the input: {e}"))?;
-        write_output(&options.output, &text)?;
+        write_full(options, &setup.full)?;
         let shown = setup.input.loss.shown(&setup.input.model.fitting);
         let columns = Columns::new(
             setup.input.loss.columns(&setup.input.model.fitting),
@@ -395,7 +416,7 @@ impl<'a> DpJournal<'a> {
 }
 
 /// Sets aside what an earlier run left where this one will write, or says that it will be replaced.
-fn make_room(options: &RunOptions, input: &Input) -> Result<()> {
+pub(super) fn make_room(options: &RunOptions, input: &Input) -> Result<()> {
     let training = &input.training;
     let others = [options.output.as_path()];
     let beside = folder_of(&options.output) == folder_of(&training.disp_file);
@@ -411,6 +432,12 @@ fn make_room(options: &RunOptions, input: &Input) -> Result<()> {
     let places: Vec<String> = earlier.set_aside()?.iter().map(|place| place.display().to_string()).collect();
     log::warn!("an earlier run left {what}: moved to {}", places.join(" and "));
     Ok(())
+}
+
+/// Writes the input with all defaults.
+pub(super) fn write_full(options: &RunOptions, full: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(full).map_err(|e| err!("cannot write the input: {e}"))?;
+    write_output(&options.output, &text)
 }
 
 /// Complete or absent where it is a file; what else a user may name, such as /dev/null, is written to as it is.

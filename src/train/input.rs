@@ -172,6 +172,21 @@ impl Input {
 
     /// Resolves an input that was read from `file`; `new_seed` is asked where `training.seed` is absent.
     pub fn from_value(
+        written: Value,
+        file: &str,
+        new_seed: impl FnOnce() -> u64,
+    ) -> Result<(Input, Value)> {
+        let (input, full) = Self::resolved(written, file, new_seed)?;
+        refuse_branch_keys(&full).map_err(|e| e.at(file))?;
+        Ok((input, full))
+    }
+
+    /// As [`Input::from_value`], of one branch of a multi-task training with a seed.
+    pub fn of_branch(written: Value, place: &str) -> Result<(Input, Value)> {
+        Self::resolved(written, place, || unreachable!("a branch has the seed of the run"))
+    }
+
+    fn resolved(
         mut written: Value,
         file: &str,
         new_seed: impl FnOnce() -> u64,
@@ -256,8 +271,29 @@ impl Input {
     }
 }
 
+/// Refuses what only a multi-task training has.
+fn refuse_branch_keys(full: &Value) -> Result<()> {
+    let keys = [
+        ("/model/shared_dict", "model.shared_dict"),
+        ("/training/data_dict", "training.data_dict"),
+        ("/training/model_prob", "training.model_prob"),
+        ("/training/num_epoch_dict", "training.num_epoch_dict"),
+        ("/loss_dict", "loss_dict"),
+    ];
+    if let Some((_, path)) = keys.iter().find(|(place, _)| full.pointer(place).is_some()) {
+        return Err(err!("{path}: only a multi-task training has it, and model.model_dict is not there")
+            .help("give the models of all branches in model.model_dict, or leave the key out"));
+    }
+    let cases = full.pointer("/model/fitting_net/dim_case_embd");
+    if cases.and_then(Value::as_u64).is_some_and(|n| n > 0) {
+        return Err(err!("model.fitting_net.dim_case_embd: only branches of a multi-task training are told apart")
+            .help("leave the key out"));
+    }
+    Ok(())
+}
+
 /// A seed from the random state that the standard library takes from the operating system; 32 bits, as in DeePMD-kit.
-fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
 }

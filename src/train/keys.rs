@@ -20,7 +20,9 @@ pub static INPUT: Table = Table::of(&[
         .defaults_inside()
         .doc("Validation over the whole validation set, apart from the lines of the learning curve."),
     Key::new("nvnmd", Kind::Any).optional().not_yet("").doc("Models for the NVNMD hardware."),
-    Key::new("loss_dict", Kind::Any).optional().not_yet("").doc("The losses of a multi-task training."),
+    Key::new("loss_dict", Kind::Any)
+        .optional()
+        .doc("In place of loss in a multi-task training: the loss of each branch, by its name."),
 ]);
 
 static TRAINING: Table = Table::of(&[
@@ -36,13 +38,18 @@ static TRAINING: Table = Table::of(&[
         .doc("Whether missing statistics are added to stat_file."),
     Key::new("model_prob", Kind::Any)
         .optional()
-        .not_yet("")
-        .doc("How often a model of a multi-task training is drawn."),
+        .doc(
+            "How often each branch of a multi-task training is drawn: a weight for each, by its name. Absent: by the number of its \
+             systems.",
+        ),
     Key::new("num_epoch_dict", Kind::Any)
         .optional()
-        .not_yet("")
-        .doc("Epochs of the models of a multi-task training."),
-    Key::new("data_dict", Kind::Any).optional().not_yet("").doc("The data of a multi-task training."),
+        .doc(
+            "In place of model_prob and numb_steps in a multi-task training: how often each branch sees its data, by its name.",
+        ),
+    Key::new("data_dict", Kind::Any).optional().doc(
+        "In a multi-task training: training_data, validation_data and stat_file of each branch, by its name.",
+    ),
     Key::new("mixed_precision", Kind::Object(&MIXED_PRECISION)).optional().doc(
         "Products of float32 networks with factors of bfloat16 on a GPU: as gpu_products \"bf16\".",
     ),

@@ -19,6 +19,17 @@ pub trait Learner {
     /// there is no validation set.
     fn validate(&mut self, team: &mut Team, display: u64, lr: f64) -> Result<Vec<f64>>;
 
+    /// The training errors of a display, given those of its step: a learner of several branches adds those of the others.
+    fn training_errors(
+        &mut self,
+        _team: &mut Team,
+        _display: u64,
+        _lr: f64,
+        own: Vec<f64>,
+    ) -> Result<Vec<f64>> {
+        Ok(own)
+    }
+
     /// Errors over the whole validation set, of the parameters or of their running mean. Only asked where the learner was made for it.
     fn validate_all(&mut self, _team: &mut Team, _average: bool) -> Result<ErrorTable> {
         unreachable!("this learner is not made for inputs that want it")

@@ -32,6 +32,7 @@ pub mod gpu_learner; // learning on a GPU, for all model families
 pub mod cuda; // a Deep Potential there
 pub mod find_rate; // which learning rate to start with
 pub mod run; // the loop, the same for all model families
+pub mod multi; // trains several with common parameters
 pub mod dp; // trains a Deep Potential
 
 pub use dp::main;

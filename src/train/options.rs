@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 pub struct RunOptions {
     pub input: InputSource,
     pub start: Start,
+    /// The branch of a multi-task model that fine-tuning starts from; RANDOM: the descriptor alone. Empty where none is named.
+    pub model_branch: String,
     /// Where the input with all defaults goes.
     pub output: PathBuf,
     pub skip_neighbor_stat: bool,

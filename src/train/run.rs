@@ -400,16 +400,17 @@ impl<'a> Run<'a> {
         // Draw k of group g was draw k * n_groups + g: always the same order of addition.
         let draws = (0..mine.len()).flat_map(|k| everyones.iter().map(move |group| &group[k]));
         let train = mean(draws.map(|v| v.iter().map(|x| x.unwrap_or(f64::NAN)).collect()));
+        let index = done.checked_div(self.plan.disp_freq).unwrap_or(0);
         let valid = match self.plan.validates {
             Validates::AtDisplay => {
                 let span = self.profiler.span(Phase::Validation);
-                let index = done.checked_div(self.plan.disp_freq).unwrap_or(0);
                 let errors = self.learner.validate(team, index, rate.schedule)?;
                 drop(span);
                 errors
             }
             Validates::AfterSave(_) => Vec::new(),
         };
+        let train = self.learner.training_errors(team, index, rate.schedule, train)?;
         self.testing_time += began.elapsed();
         if let Some(root) = &mut self.root {
             let note = root.journal.row(&Row { step: done, train, valid, lr: rate.scaled })?;

@@ -17,7 +17,8 @@ use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
 use crate::export::stat_file::StatFile;
 use crate::infer::checkpoint::check_numbers;
-use crate::infer::load::load_model;
+use crate::infer::branches::{RANDOM, SavedBranches};
+use crate::infer::load::{load_branch, load_checkpoint, load_model};
 use crate::launch::Launch;
 use crate::model::dp::Dp;
 use crate::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
@@ -25,12 +26,14 @@ use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::{Summary, Sums};
 use crate::neighbor::Cut;
 use crate::neighbor::stat::NeighborStat;
+use crate::sample::torch::Generator;
 use crate::sample::{frames_for_statistics, global_generator};
 use crate::{Result, bail, err};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Everything that the loop needs.
@@ -64,15 +67,8 @@ pub fn setup(
     mut input: Input,
     mut full: Value,
 ) -> Result<Setup> {
-    let save_ckpt = &input.training.save_ckpt;
-    // Who names a checkpoint means that one.
-    let named = matches!(options.start, Start::Restart(_));
-    let found = match !named && options.resume.unwrap_or(input.training.resume) {
-        true => team.from_root(|| resume::newest(save_ckpt))?,
-        false => resume::after_restart(team, launch, save_ckpt)?,
-    };
-    let start = found.map_or(options.start.clone(), Start::Restart);
-    let origin = load_origin(team, &start)?;
+    let start = start_of(team, launch, options, &input)?;
+    let origin = load_origin(team, &start, finetune_branch(options, &full))?;
     if let Some(Origin::Restart(state)) = &origin
         && input.training.keep_global_batch
     {
@@ -86,22 +82,10 @@ pub fn setup(
         input.model = origin.options()?;
         full["model"] = input.model.script.clone();
     }
-    let wants = input.loss.wants(&input.model.fitting);
-    let training = open(team, &input.training.training_data, &input.model, &wants, "training")?;
-    let validation = match &input.training.validation_data {
-        Some(data) => Some(open(team, data, &input.model, &wants, "validation")?),
-        None => None,
-    };
-    let data = DataSets { training, validation };
-    if team.is_root() {
-        let lists = [("training", Some(&data.training)), ("validation", data.validation.as_ref())];
-        let lists = lists.into_iter().filter_map(|(name, list)| Some((name, list?)));
-        let missing =
-            lists.flat_map(|(name, list)| warnings::missing_labels(list, name, &input.loss, &wants));
-        missing.chain(warnings::doubled(&data)).for_each(|line| log::warn!("{line}"));
-    }
+    let data = open_data(team, &input)?;
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
-    let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_deref(), origin.as_ref());
+    let saved = origin.as_ref().map(Origin::options).transpose()?;
+    let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_deref(), saved.as_ref());
     team.agree(resolved)?;
     let (mut model, params, min_distance) = match &origin {
         None => fresh_model(team, options, &input, &data, neighbors.as_deref())?,
@@ -120,6 +104,45 @@ pub fn setup(
     Ok(Setup { input, full, data, model: Arc::new(model), params, min_distance, resumed, num_steps })
 }
 
+/// The branch that fine-tuning starts from, where the command line or else the input names one.
+fn finetune_branch<'a>(options: &'a RunOptions, full: &'a Value) -> &'a str {
+    match options.model_branch.as_str() {
+        "" => full["model"]["finetune_head"].as_str().unwrap_or(""),
+        name => name,
+    }
+}
+
+/// What a run starts from, which may be what the same run has saved before.
+pub(super) fn start_of(team: &mut Team, launch: &Launch, options: &RunOptions, input: &Input) -> Result<Start> {
+    let save_ckpt = &input.training.save_ckpt;
+    // Who names a checkpoint means that one.
+    let named = matches!(options.start, Start::Restart(_));
+    let found = match !named && options.resume.unwrap_or(input.training.resume) {
+        true => team.from_root(|| resume::newest(save_ckpt))?,
+        false => resume::after_restart(team, launch, save_ckpt)?,
+    };
+    Ok(found.map_or(options.start.clone(), Start::Restart))
+}
+
+/// Opens the data of a run, and warns of what is hardly meant.
+pub(super) fn open_data(team: &mut Team, input: &Input) -> Result<DataSets> {
+    let wants = input.loss.wants(&input.model.fitting);
+    let training = open(team, &input.training.training_data, &input.model, &wants, "training")?;
+    let validation = match &input.training.validation_data {
+        Some(data) => Some(open(team, data, &input.model, &wants, "validation")?),
+        None => None,
+    };
+    let data = DataSets { training, validation };
+    if team.is_root() {
+        let lists = [("training", Some(&data.training)), ("validation", data.validation.as_ref())];
+        let lists = lists.into_iter().filter_map(|(name, list)| Some((name, list?)));
+        let missing =
+            lists.flat_map(|(name, list)| warnings::missing_labels(list, name, &input.loss, &wants));
+        missing.chain(warnings::doubled(&data)).for_each(|line| log::warn!("{line}"));
+    }
+    Ok(data)
+}
+
 /// Rank 0 reads the input; all have the same, a random seed included.
 pub fn read_input(team: &mut Team, source: &InputSource) -> Result<(Input, Value)> {
     let mut parsed = None;
@@ -135,7 +158,7 @@ pub fn read_input(team: &mut Team, source: &InputSource) -> Result<(Input, Value
 }
 
 /// Batches that each group of ranks adds up so that a step has as many as it had. None where the checkpoint does not tell.
-fn keep_global_batch(before: Option<u64>, groups: usize, each: usize) -> Result<Option<usize>> {
+pub(super) fn keep_global_batch(before: Option<u64>, groups: usize, each: usize) -> Result<Option<usize>> {
     let Some(before) = before.and_then(|before| usize::try_from(before).ok()) else {
         log::warn!("training.keep_global_batch: the checkpoint does not tell how many batches a step had");
         return Ok(None);
@@ -161,9 +184,11 @@ fn keep_global_batch(before: Option<u64>, groups: usize, each: usize) -> Result<
 enum Origin {
     Restart(Box<DpState>),
     Model(Box<DpModel>),
+    /// A model of which the descriptor alone is taken.
+    Descriptor(Box<DpModel>),
 }
 
-fn load_origin(team: &mut Team, start: &Start) -> Result<Option<Origin>> {
+fn load_origin(team: &mut Team, start: &Start, branch: &str) -> Result<Option<Origin>> {
     let local = match start {
         Start::Fresh => return Ok(None),
         Start::Restart(path) => {
@@ -172,25 +197,53 @@ fn load_origin(team: &mut Team, start: &Start) -> Result<Option<Origin>> {
             let state = Checkpoint::parse(&bytes).and_then(DpState::from_checkpoint);
             state.map(|state| Some(Origin::Restart(Box::new(state)))).map_err(|e| e.at(path.display()))
         }
-        Start::Model(path) | Start::Finetune(path) => {
-            load_model(path).map(|model| Some(Origin::Model(Box::new(model))))
-        }
+        Start::Model(path) => load_model(path).map(|model| Some(Origin::Model(Box::new(model)))),
+        Start::Finetune(path) => load_to_finetune(path, branch).map(Some),
     };
     team.agree(local)
+}
+
+/// The model that fine-tuning starts from: a branch of it where it has several. Without a name that is the descriptor alone, as in
+/// DeePMD-kit; a model of one task is taken whole.
+fn load_to_finetune(path: &Path, branch: &str) -> Result<Origin> {
+    let saved = load_checkpoint(path)?.filter(|(_, saved)| SavedBranches::is_one(saved));
+    let Some((file, saved)) = saved else {
+        let model = load_branch(path, Some(branch).filter(|name| !name.is_empty() && *name != RANDOM))?;
+        return Ok(if branch == RANDOM {
+            Origin::Descriptor(Box::new(model))
+        } else {
+            Origin::Model(Box::new(model))
+        });
+    };
+    let of_file = || -> Result<Origin> {
+        let saved = SavedBranches::of(&saved)?;
+        if branch.is_empty() || branch == RANDOM {
+            log::warn!(
+                "no branch of {} is named: the descriptor is taken from there, and the fitting net begins anew",
+                file.display()
+            );
+            return Ok(Origin::Descriptor(Box::new(saved.model(0))));
+        }
+        Ok(Origin::Model(Box::new(saved.model(saved.place(Some(branch))?))))
+    };
+    of_file().map_err(|e| e.at(file.display()))
 }
 
 impl Origin {
     fn options(&self) -> Result<ModelOptions> {
         match self {
             Origin::Restart(state) => state.model_options(),
-            Origin::Model(model) => Ok(model.options.clone()),
+            Origin::Model(model) | Origin::Descriptor(model) => Ok(model.options.clone()),
         }
     }
 
     /// Refuses an input that means another model. Weights alone may go on in another precision.
     fn check(&self, wanted: &ModelOptions) -> Result<()> {
         let mut saved = self.options()?;
-        if let Origin::Model(_) = self {
+        if let Origin::Descriptor(_) = self {
+            saved.fitting = wanted.fitting.clone();
+        }
+        if !matches!(self, Origin::Restart(_)) {
             saved.fitting.precision = wanted.fitting.precision;
             for (se, wanted) in saved.descriptors.list.iter_mut().zip(&wanted.descriptors.list) {
                 se.precision = wanted.precision;
@@ -221,6 +274,7 @@ impl Origin {
                 }
                 Ok((model, state.params.clone(), state.about.min_distance))
             }
+            Origin::Descriptor(saved) => with_descriptor_of(team, input, data, saved),
             Origin::Model(saved) => {
                 // A compressed model has its nets beside the tables; training takes the nets.
                 let saved = DpModel { options: input.model.clone(), tables: None, ..(**saved).clone() };
@@ -236,6 +290,30 @@ impl Origin {
             }
         }
     }
+}
+
+/// A model with the descriptor of another, and a fitting net and biases of its own.
+fn with_descriptor_of(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    saved: &DpModel,
+) -> Result<(Dp, Vec<f64>, f64)> {
+    let drawn = Drawn::new(input, data);
+    let (summary, sampled) = load_or_compute_statistics(team, input, data, &drawn.frames)?;
+    let distance = match sampled {
+        Some(distance) => distance,
+        None => sample_distance(team, input, data, &drawn.frames)?,
+    };
+    let (davg, dstd) = (saved.stats.davg.clone(), saved.stats.dstd.clone());
+    let stats = DpStatistics { davg, dstd, ..summary.finish(&input.model) };
+    let model = Dp::new(input.model.clone(), as_stored(stats, &input.model));
+    let (theirs, taken) = team.agree(Dp::from_spec(DpModel { tables: None, ..saved.clone() }))?;
+    let mut params = drawn.params;
+    let own = model.fitting_params().start;
+    assert_eq!(own, theirs.fitting_params().start, "the options of the descriptors were compared");
+    params[..own].copy_from_slice(&taken[..own]);
+    Ok((model, params, saved.min_nbor_dist.unwrap_or(distance).min(distance)))
 }
 
 /// Refuses data without any label that the loss compares with.
@@ -323,7 +401,7 @@ fn far_apart(
 }
 
 /// Shortest distance and largest numbers of neighbours over the whole training set, for each descriptor.
-fn neighbor_statistics(
+pub(super) fn neighbor_statistics(
     team: &mut Team,
     options: &RunOptions,
     model: &ModelOptions,
@@ -371,15 +449,14 @@ fn neighbor_statistics(
 }
 
 /// Turns "auto" into numbers, and warns where the numbers of the input are too small.
-fn resolve_sel(
+pub(super) fn resolve_sel(
     model: &mut ModelOptions,
     full: &mut Value,
     neighbors: Option<&[NeighborStat]>,
-    origin: Option<&Origin>,
+    saved: Option<&ModelOptions>,
 ) -> Result<()> {
-    let saved = origin.map(|origin| origin.options()).transpose()?;
     for k in 0..model.descriptors.list.len() {
-        let saved = saved.as_ref().and_then(|saved| saved.descriptors.list.get(k));
+        let saved = saved.and_then(|saved| saved.descriptors.list.get(k));
         let stat = neighbors.map(|stats| &stats[k]);
         let Some(sel) = sel_of(&model.descriptors.list[k], &model.type_map, stat, saved)? else { continue };
         log::info!("sel is set to {sel:?}");
@@ -440,9 +517,9 @@ fn sel_of(
 }
 
 /// Sums over the frames that the statistics look at, and the shortest distance among them.
-struct Sampled {
+pub(super) struct Sampled {
     sums: Sums,
-    min_distance: f64,
+    pub(super) min_distance: f64,
     /// System and frame, in the order of the sums.
     frames: Vec<(usize, usize)>,
 }
@@ -459,12 +536,16 @@ impl Drawn {
         let last_opened = data.validation.as_ref().unwrap_or(&data.training);
         let mut generator = global_generator(input.training.seed, last_opened.systems.len());
         let params = Dp::new(input.model.clone(), DpStatistics::default()).initial_params(&mut generator);
-        let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
-        let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
-        let chosen = frames_for_statistics(&mut generator, &n_frames, sizes, n_batches);
-        let frames = chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k)));
-        Drawn { params, frames: frames.collect() }
+        Drawn { params, frames: drawn_frames(&mut generator, input, data) }
     }
+}
+
+/// The frames that the statistics look at: system and frame, system by system.
+pub(super) fn drawn_frames(generator: &mut Generator, input: &Input, data: &DataSets) -> Vec<(usize, usize)> {
+    let n_frames: Vec<usize> = data.training.systems.iter().map(|system| system.n_frames).collect();
+    let (sizes, n_batches) = (&data.training.batch_sizes, input.model.data_stat_nbatch);
+    let chosen = frames_for_statistics(generator, &n_frames, sizes, n_batches);
+    chosen.iter().enumerate().flat_map(|(s, frames)| frames.iter().map(move |&k| (s, k))).collect()
 }
 
 /// What this rank does of some frames: every N-th of them, and of those with many atoms its blocks, where blocks are allowed. They do
@@ -531,7 +612,7 @@ fn shortest_distance(model: &ModelOptions, frame: &Frame, cut: Cut) -> Result<f6
 }
 
 /// The sums are added in the order of the frames, whatever the number of ranks is.
-fn sample_statistics(
+pub(super) fn sample_statistics(
     team: &mut Team,
     input: &Input,
     data: &DataSets,
@@ -549,7 +630,7 @@ fn sample_statistics(
 }
 
 /// The shortest distance among the frames that statistics look at.
-fn sample_distance(
+pub(super) fn sample_distance(
     team: &mut Team,
     input: &Input,
     data: &DataSets,
@@ -562,19 +643,19 @@ fn sample_distance(
 
 /// Statistics from `stat_file` where they are there, from the data where not; with the shortest distance seen on
 /// the way. What was missing is added to the file.
-fn load_or_compute_statistics(
+pub(super) fn load_or_compute_statistics(
     team: &mut Team,
     input: &Input,
     data: &DataSets,
     frames: &[(usize, usize)],
-) -> Result<(DpStatistics, Option<f64>)> {
+) -> Result<(Summary, Option<f64>)> {
     let file = input.training.stat_file.as_deref().map(StatFile::new);
     let known = match &file {
         Some(file) => team.from_root(|| file.load(&input.model))?,
         None => Summary::default(),
     };
     if known.is_complete() {
-        return Ok((known.finish(&input.model), None));
+        return Ok((known, None));
     }
     let sampled = sample_statistics(team, input, data, frames.to_vec())?;
     let computed = team.agree(sampled.sums.summary(&input.model))?;
@@ -589,7 +670,7 @@ fn load_or_compute_statistics(
     if let Some(file) = &file {
         team.from_root(|| file.save(&input.model, &computed.clone().beyond(&known)))?;
     }
-    Ok((known.or(computed).finish(&input.model), Some(sampled.min_distance)))
+    Ok((known.or(computed), Some(sampled.min_distance)))
 }
 
 /// A model with statistics of the data and random parameters.
@@ -601,13 +682,13 @@ fn fresh_model(
     neighbors: Option<&[NeighborStat]>,
 ) -> Result<(Dp, Vec<f64>, f64)> {
     let drawn = Drawn::new(input, data);
-    let (stats, sampled_distance) = load_or_compute_statistics(team, input, data, &drawn.frames)?;
+    let (summary, sampled_distance) = load_or_compute_statistics(team, input, data, &drawn.frames)?;
     let min_distance = match (neighbors, sampled_distance) {
         (Some(stats), _) => stats.iter().map(|stat| stat.min_distance).fold(f64::INFINITY, f64::min),
         (None, Some(distance)) => distance,
         (None, None) => sample_distance(team, input, data, &drawn.frames)?,
     };
-    let stats = as_stored(stats, &input.model);
+    let stats = as_stored(summary.finish(&input.model), &input.model);
     let model = Dp::new(input.model.clone(), stats);
     let mut params = drawn.params;
     if !options.pytorch_conventions && model.is_energy() {
@@ -617,7 +698,7 @@ fn fresh_model(
 }
 
 /// Statistics in the precision in which a model file stores them, so that a file predicts what was trained.
-fn as_stored(mut stats: DpStatistics, model: &ModelOptions) -> DpStatistics {
+pub(super) fn as_stored(mut stats: DpStatistics, model: &ModelOptions) -> DpStatistics {
     use crate::model::dp::options::Precision;
     let round = |x: &mut f64| *x = f64::from(*x as f32);
     for rows in [&mut stats.davg, &mut stats.dstd] {
@@ -651,7 +732,7 @@ impl Setup {
 }
 
 /// Fits the bias to what the model does not explain of the new data.
-fn shift_bias(
+pub(super) fn shift_bias(
     team: &mut Team,
     model: &mut Dp,
     params: &[f64],
@@ -691,7 +772,7 @@ fn shift_bias(
 }
 
 /// Steps of the run; an epoch counts draws of all groups of ranks.
-fn num_steps(input: &Input, data: &Dataset, groups: usize) -> u64 {
+pub(super) fn num_steps(input: &Input, data: &Dataset, groups: usize) -> u64 {
     match input.training.length {
         Length::Steps(steps) => steps,
         Length::Epochs(epochs) => {

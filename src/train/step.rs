@@ -1,6 +1,7 @@
 //! One training step: the recipe, for every model family and optimiser.
 
 use super::family::{Family, Frames, Now};
+use super::input::TrainingOptions;
 use super::learner::{Snapshot, StepReport, Turn};
 use super::sum::{GradientSum, overlap};
 use super::team::Team;
@@ -15,6 +16,7 @@ use crate::optim::{Gradient, Optimizer, OptimizerChoice, Share, Target, Update};
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::Queue;
 use crate::{Result, err};
+use std::ops::Range;
 
 /// The parameters, and everything that changes them.
 pub struct Stepper<F: Family> {
@@ -38,6 +40,19 @@ pub struct StepperOptions {
     /// Seed of the run, and its steps: some optimisers choose at random, or change on the way.
     pub seed: u64,
     pub num_steps: u64,
+}
+
+impl StepperOptions {
+    /// Those of a run of so many steps.
+    pub fn of(training: &TrainingOptions, num_steps: u64) -> Self {
+        StepperOptions {
+            draws: training.gradient_accumulation,
+            reproducible: training.reproducible,
+            max_norm: training.gradient_max_norm,
+            seed: training.seed,
+            num_steps,
+        }
+    }
 }
 
 impl<F: Family> Stepper<F> {
@@ -69,6 +84,22 @@ impl<F: Family> Stepper<F> {
             Share::Whole => (GradientSum::new(n, draws, blocks), CommonVector::own(params)),
         };
         Ok(Stepper { family, common, optimizer, sum, options })
+    }
+
+    /// From now on only parts of the parameters change, those that [`Stepper::take_turn`] names.
+    pub fn set_parts(&mut self, parts: &[Range<usize>]) -> Result<()> {
+        let Some(by_parts) = self.optimizer.by_parts() else {
+            return Err(err!("optimizer.type: this optimizer cannot leave a part of the parameters alone"));
+        };
+        by_parts.set_parts(parts);
+        Ok(())
+    }
+
+    /// Of the next step: how many updates each part has had, `None` where it gets none.
+    pub fn take_turn(&mut self, done: &[Option<u64>]) {
+        if let Some(by_parts) = self.optimizer.by_parts() {
+            by_parts.set_turn(done);
+        }
     }
 
     /// The network and its parameters.

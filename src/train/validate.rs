@@ -18,6 +18,7 @@ pub struct DrawnBatches<E: Engine> {
     data: Arc<Dataset>,
     pool: Arc<Pool>,
     seed: u64,
+    purpose: Purpose,
     /// Batches at each display step.
     batches: u64,
     cache: Lru<FrameId, Arc<Loaded<OwnBlocks<E::Prepared>>>>,
@@ -82,7 +83,13 @@ pub fn shared_frames(data: &Dataset, team: &Team) -> (Vec<FrameId>, impl Iterato
 impl<E: Engine> DrawnBatches<E> {
     pub fn new(data: Arc<Dataset>, seed: u64, batches: usize, cache_bytes: usize) -> Self {
         let pool = Arc::new(Pool::from_dataset(&data));
-        DrawnBatches { data, pool, seed, batches: batches as u64, cache: Lru::new(cache_bytes) }
+        let (purpose, batches) = (Purpose::Validation, batches as u64);
+        DrawnBatches { data, pool, seed, purpose, batches, cache: Lru::new(cache_bytes) }
+    }
+
+    /// The same with other batches.
+    pub fn for_purpose(self, purpose: Purpose) -> Self {
+        DrawnBatches { purpose, ..self }
     }
 
     /// The batches that this rank tells of: number, atoms, errors.
@@ -95,7 +102,7 @@ impl<E: Engine> DrawnBatches<E> {
         rate: f64,
     ) -> Result<Vec<(u64, f64, Vec<f64>)>> {
         let mut sampler =
-            Sampler::at(self.pool.clone(), self.seed, Purpose::Validation, display * self.batches);
+            Sampler::at(self.pool.clone(), self.seed, self.purpose, display * self.batches);
         let prepare = family.engine.block_preparer(family.shared.cut());
         let now = Now { step: 0, rank: team.rank(), rate };
         let mut out = Vec::new();

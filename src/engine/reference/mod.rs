@@ -337,6 +337,7 @@ pub(crate) mod tests {
             trainable: vec![true; 4],
             seed: Some(2),
             numb_fparam: 1,
+            dim_case_embd: 0,
             default_fparam: None,
             use_aparam_as_mask: false,
             numb_aparam: 1,

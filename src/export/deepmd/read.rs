@@ -228,6 +228,7 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         seed: script["fitting_net"]["seed"].as_u64(),
         numb_fparam,
         default_fparam,
+        dim_case_embd: 0, // others are refused
         use_aparam_as_mask: flag(place, "use_aparam_as_mask")?,
         numb_aparam: count("numb_aparam")?,
         rcond: place.find("rcond")?.map(|p| p.f64()).transpose()?,

@@ -93,6 +93,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             trainable: vec![true, false, true],
             seed: Some(8),
             numb_fparam: 2,
+            dim_case_embd: 0,
             default_fparam: Some(vec![0.5, -0.25]),
             use_aparam_as_mask: false,
             numb_aparam: 1,

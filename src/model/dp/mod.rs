@@ -8,6 +8,7 @@ pub mod spec;
 pub mod table; // what compression puts in place of embedding nets
 pub mod model;
 mod attention; // the nets of attention by name
+pub mod branches; // of a multi-task model
 pub mod geometry;
 pub mod radial; // the switch and what stands in a row for a distance
 pub mod statistics;

@@ -40,6 +40,11 @@ pub struct Listed {
 impl Dp {
     /// Lays out the parameters of a model. `options.descriptor.sel` must be resolved.
     pub fn new(options: ModelOptions, stats: DpStatistics) -> Self {
+        Self::with_inputs(options, stats, 0)
+    }
+
+    /// The same with so many inputs of the fitting nets behind all others.
+    pub fn with_inputs(options: ModelOptions, stats: DpStatistics, more: usize) -> Self {
         let n_types = options.type_map.len();
         let mut table = ParamTable::default();
         let mut embedding = Vec::with_capacity(options.descriptors.n_nets(n_types));
@@ -48,7 +53,7 @@ impl Dp {
             embedding.extend(plans.iter().map(|plan| plan.lay_out(&mut table)));
         }
         let fit = &options.fitting;
-        let (n_in, output) = (options.descriptors.width() + fit.n_extra(), fit.output());
+        let (n_in, output) = (options.descriptors.width() + fit.n_extra() + more, fit.output());
         let n_fitting = if options.descriptors.is_mixed() { 1 } else { n_types };
         let fitting = (0..n_fitting)
             .map(|k| {

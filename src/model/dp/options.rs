@@ -89,13 +89,17 @@ pub static MODEL: Table = Table {
         Key::new("spin", Kind::Any).optional().not_yet("").doc("Systems with spin."),
         Key::new("finetune_head", Kind::Text)
             .optional()
-            .not_yet("")
-            .doc("The fitting net of a multi-task model that fine-tuning starts from."),
-        Key::new("model_dict", Kind::Any).optional().not_yet("").doc("The models of a multi-task training."),
-        Key::new("shared_dict", Kind::Any)
+            .doc(
+                "In a model of model_dict: the branch of the model given with --finetune that it starts from; absent or RANDOM: its \
+                 descriptor alone.",
+            ),
+        Key::new("model_dict", Kind::Any)
             .optional()
-            .not_yet("")
-            .doc("Parts that models of a multi-task training share."),
+            .doc("The models of a multi-task training by the names of its branches; all else is given for each branch then."),
+        Key::new("shared_dict", Kind::Any).optional().doc(
+            "Parts that branches share, by names that stand in their models in place of type_map, descriptor and fitting_net: NAME, \
+             or NAME:1 for the type embedding of a descriptor alone.",
+        ),
         Key::new("lora", Kind::Any).optional().not_yet("").doc("Low-rank adapters for fine-tuning."),
     ],
     variants: Some(Variants {

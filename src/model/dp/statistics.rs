@@ -31,6 +31,13 @@ impl Moments {
         self.squares += other.squares;
     }
 
+    /// Adds the sums of other data, so many times.
+    pub fn add_weighted(&mut self, other: &Moments, times: f64) {
+        self.count += times * other.count;
+        self.sum += times * other.sum;
+        self.squares += times * other.squares;
+    }
+
     fn mean(&self) -> f64 {
         if self.count == 0.0 { 0.0 } else { self.sum / self.count }
     }
@@ -440,6 +447,14 @@ impl Summary {
             aparam: self.aparam.filter(|_| known.aparam.is_none()),
             output: self.output.filter(|_| known.output.is_none()),
             observed: self.observed.filter(|_| known.observed.is_none()),
+        }
+    }
+
+    /// The rows of the environment of descriptor `part`, `[n_types]`.
+    pub fn rows_of(&mut self, part: usize, n_types: usize) -> &mut [(Moments, Moments)] {
+        match &mut self.rows {
+            Some(rows) => &mut rows[part * n_types..(part + 1) * n_types],
+            None => &mut [],
         }
     }
 

@@ -170,6 +170,9 @@ pub struct FittingOptions {
     pub seed: Option<u64>,
     pub numb_fparam: usize,
     pub numb_aparam: usize,
+    /// Inputs of the net that say of which branch of a multi-task model an atom is: 1 for its own, 0 for all others. Engines know
+    /// nothing of them: see [`Common`](super::branches::Common).
+    pub dim_case_embd: usize,
     /// What frames without frame parameters have.
     pub default_fparam: Option<Vec<f64>>,
     /// Parameters of atoms are read and not given to the net.
@@ -195,8 +198,7 @@ const DEFAULT_FPARAM: Key = Key::new("default_fparam", Kind::OneOf(&[Kind::Null,
     .doc("Parameters of a frame for systems that have none.");
 const DIM_CASE_EMBD: Key = Key::new("dim_case_embd", Kind::COUNT)
     .default("0")
-    .not_yet("")
-    .doc("Size of the embedding of multi-task branches.");
+    .doc("Numbers that tell a shared net of which branch of a multi-task model an atom is: as many as there are branches, or more.");
 const NEURON: Key = Key::new("neuron", Kind::List(&WIDTH))
     .default("[120,120,120]")
     .doc("Widths of the hidden layers. A layer of the same width as the one before gets a shortcut.");
@@ -316,6 +318,7 @@ impl FittingOptions {
             trainable,
             seed: section.optional_int("seed"),
             numb_fparam,
+            dim_case_embd: section.optional_int("dim_case_embd").unwrap_or(0),
             default_fparam,
             use_aparam_as_mask: false,
             numb_aparam: section.int("numb_aparam"),

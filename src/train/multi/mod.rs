@@ -1,0 +1,99 @@
+//! Multi-task training: several models, the branches, that share parameters; each step one of them learns.
+
+pub mod input; // the whole input, as meant
+pub mod state; // what a checkpoint says
+mod family; // the branches as one network
+mod origin; // what each branch starts from
+mod setup; // data, statistics and models before the first step
+mod learner; // learning on CPU threads
+mod journal; // what rank 0 writes
+
+pub use input::MultiInput;
+
+use super::caller::{Caller, Ended};
+use super::dp::{Course, form_groups, folders, plan};
+use super::learner::Learner;
+use super::options::{InputSource, RunOptions};
+use super::run::{Journal, Plan, Run};
+use super::session::{self, Session};
+use super::team::Team;
+use crate::engine::cpu::real::Real;
+use crate::model::dp::options::Precision;
+use crate::{Result, err};
+use journal::MultiJournal;
+use serde_json::Value;
+use setup::MultiSetup;
+use std::sync::Arc;
+
+/// Whether an input is one of a multi-task training. Rank 0 looks at it.
+pub fn is_asked_for(team: &mut Team, source: &InputSource) -> Result<bool> {
+    // What cannot be read is told where the input is read.
+    team.from_root(|| Ok(source.read().is_ok_and(|written| MultiInput::is_one(&written))))
+}
+
+/// Trains the branches of a multi-task model.
+pub fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Option<Caller>) -> Result<Ended> {
+    let input = read_input(team, &options.input)?;
+    team.tell_once(refuse(options, &input))?;
+    let energies = input.branches.iter().find(|branch| !branch.input.model.fitting.is_energy());
+    form_groups(team, session, energies.map_or(input.common(), |branch| &branch.input))?;
+    let owner = session::own(team, || folders(input.common()))?;
+    let setup = Arc::new(setup::setup(team, &session.launch, options, input)?);
+    let rates = team.agree(setup.input.common().learning_rate.for_steps(setup.num_steps))?;
+    if session.gpu.is_some() {
+        let on_gpu: Result<()> = Err(err!("a multi-task training is computed on the CPU: GPUs cannot do it yet")
+            .help("use --device cpu"));
+        options.device.or_cpu(team.tell_once(on_gpu))?;
+    }
+    let single = |setup: &super::setup::Setup| setup.model.options.precision() == Precision::Float32;
+    let mut learner = match setup.branches.iter().all(single) {
+        true => on_cpu::<f32>(team, session, &setup, rates.start_lr)?,
+        false => on_cpu::<f64>(team, session, &setup, rates.start_lr)?,
+    };
+    let course = Course {
+        input: setup.input.common(),
+        num_steps: setup.num_steps,
+        resumed: setup.resumed.as_ref().map(|state| (state.step, state.draws, state.draws_per_step)),
+    };
+    let stop = caller.as_ref().map(|caller| caller.stop.clone());
+    let plan = Plan { stop, owner, full_validation: None, ..plan(team, session, options, course, rates) };
+    let journal = team.is_root().then(|| MultiJournal::open(options, setup.clone(), caller)).transpose();
+    let mut journal = team.agree(journal)?;
+    let journal = journal.as_mut().map(|journal| journal as &mut dyn Journal);
+    Run::new(team, plan, &mut *learner, journal, &session.far_lines)?.to_the_end(team)
+}
+
+fn on_cpu<T: Real>(
+    team: &mut Team,
+    session: &Session,
+    setup: &MultiSetup,
+    start_lr: f64,
+) -> Result<Box<dyn Learner>> {
+    Ok(Box::new(learner::learner::<T>(team, session.threads, setup, start_lr)?))
+}
+
+/// Rank 0 reads the input; all have the same, a random seed included.
+fn read_input(team: &mut Team, source: &InputSource) -> Result<MultiInput> {
+    let mut parsed = None;
+    let seeded = team.from_root(|| {
+        let input = MultiInput::of(source)?;
+        let mut written = source.read()?;
+        written["training"]["seed"] = input.common().training.seed.into();
+        parsed = Some(input);
+        Ok::<Value, crate::Error>(written)
+    })?;
+    match parsed {
+        Some(input) => Ok(input),
+        None => MultiInput::from_value(seeded, &source.name(), || 0),
+    }
+}
+
+/// Refuses what the command line cannot ask of a multi-task training.
+fn refuse(options: &RunOptions, input: &MultiInput) -> Result<()> {
+    origin::refuse_branch(&options.model_branch, input)?;
+    let flags = [(options.find_rate, "--find-lr"), (options.use_pretrain_script, "--use-pretrain-script")];
+    match flags.iter().find(|(given, _)| *given) {
+        Some((_, flag)) => Err(err!("{flag}: a multi-task training does not have this yet").help("leave the flag away")),
+        None => Ok(()),
+    }
+}
