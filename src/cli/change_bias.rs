@@ -9,8 +9,8 @@ use crate::data::{System, Wants};
 use crate::engine::choice::DeviceChoice;
 use crate::error::{IoContext, Result};
 use crate::export::{atomic, check_model_path, write_model};
-use crate::infer::checkpoint::model_of;
-use crate::infer::load::{load_checkpoint, load_model, model_file};
+use crate::infer::branches::{self, BranchHeader, SavedBranches};
+use crate::infer::load::{branch_of, load_branch, load_checkpoint, model_file};
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::Sums;
 use crate::{bail, err};
@@ -51,7 +51,7 @@ struct BiasArgs {
     /// The file to write, by default INPUT with _updated before its ending
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// A branch of a multi-task model; refused, as models here have one task
+    /// The branch of a multi-task checkpoint
     #[arg(long, value_name = "NAME")]
     model_branch: Option<String>,
     #[command(flatten)]
@@ -60,14 +60,12 @@ struct BiasArgs {
 
 fn run(args: &BiasArgs) -> Result<()> {
     args.log.start()?;
-    if let Some(name) = &args.model_branch {
-        return Err(err!("--model-branch {name}: models here have one task").help("leave the flag away"));
-    }
     let output = output_path(args)?;
     let saved = load_checkpoint(&args.input)?;
+    let head = args.model_branch.as_deref();
     let mut model = match &saved {
-        Some((file, saved)) => model_of(saved).map_err(|e| e.at(file.display()))?,
-        None => load_model(&args.input)?,
+        Some((file, saved)) => branch_of(saved, head).map_err(|e| e.at(file.display()))?,
+        None => load_branch(&args.input, head)?,
     };
     let before = model.stats.bias.clone();
     match &args.bias_value {
@@ -80,7 +78,7 @@ fn run(args: &BiasArgs) -> Result<()> {
         model.stats.bias
     );
     match saved.filter(|_| is_checkpoint(&output)) {
-        Some((_, saved)) => write_checkpoint(&output, saved, &model.stats)?,
+        Some((_, saved)) => write_checkpoint(&output, saved, head, &model.stats)?,
         None => write_model(&output, &model)?,
     }
     log::info!("Saved model to {}", output.display());
@@ -160,7 +158,7 @@ struct Sampled {
 }
 
 fn sample(args: &BiasArgs, paths: &[String]) -> Result<Sampled> {
-    let mut predictor = super::test::predictor(&args.input, DeviceChoice::Auto)?;
+    let mut predictor = super::test::predictor(&args.input, args.model_branch.as_deref(), DeviceChoice::Auto)?;
     let options = predictor.model().options.clone();
     let is_energy = options.fitting.is_energy();
     let output = predictor.model().output.clone();
@@ -202,7 +200,19 @@ fn sample(args: &BiasArgs, paths: &[String]) -> Result<Sampled> {
 }
 
 /// The checkpoint with other statistics: training goes on from it.
-fn write_checkpoint(path: &Path, mut saved: Checkpoint, stats: &DpStatistics) -> Result<()> {
-    saved.header["statistics"] = json!(stats);
+fn write_checkpoint(
+    path: &Path,
+    mut saved: Checkpoint,
+    head: Option<&str>,
+    stats: &DpStatistics,
+) -> Result<()> {
+    if SavedBranches::is_one(&saved) {
+        let mut branches = BranchHeader::list(&saved.header)?;
+        let name = branches::find(&branches, head)?.name.clone();
+        branches.iter_mut().filter(|b| b.name == name).for_each(|b| b.statistics = stats.clone());
+        saved.header["branches"] = json!(branches);
+    } else {
+        saved.header["statistics"] = json!(stats);
+    }
     atomic::write(path, |out| out.write_all(&saved.to_bytes()).io("write", path))
 }

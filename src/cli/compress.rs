@@ -9,7 +9,7 @@ use super::{Command, Global, typed};
 use crate::err;
 use crate::error::Result;
 use crate::export::{is_framework_file, write_portable};
-use crate::infer::load::{load_model, model_file};
+use crate::infer::load::{load_branch, model_file};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -48,7 +48,7 @@ struct CompressArgs {
     /// How ranks log; without effect
     #[arg(short, long, value_name = "MODE", value_parser = ["master", "collect", "workers"])]
     mpi_log: Option<String>,
-    /// A branch of a multi-task model; refused, as models here have one task
+    /// The branch of a multi-task checkpoint
     #[arg(long, alias = "model-branch", value_name = "NAME")]
     head: Option<String>,
     #[command(flatten)]
@@ -57,9 +57,6 @@ struct CompressArgs {
 
 fn run(args: &CompressArgs, global: &Global) -> Result<()> {
     args.log.start()?;
-    if let Some(head) = &args.head {
-        return Err(err!("--head {head}: models here have one task").help("leave the flag away"));
-    }
     log::debug!(
         "without effect: step {}, extrapolate {}, frequency {}, checkpoint folder {}, training script {:?}, log of ranks {:?}",
         args.step,
@@ -74,7 +71,7 @@ fn run(args: &CompressArgs, global: &Global) -> Result<()> {
     if !is_framework_file(&output) {
         return Err(refusal(&input, &output));
     }
-    let mut model = load_model(&args.input)?;
+    let mut model = load_branch(&args.input, args.head.as_deref())?;
     if model.tables.take().is_some() {
         log::warn!("{} is compressed already: its tables are left away", input.display());
     }

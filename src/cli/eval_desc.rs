@@ -40,7 +40,7 @@ struct DescriptorArgs {
     /// Numbers in the file; native is fp64, which DeePMD-kit writes for models of both precisions
     #[arg(long, value_name = "TYPE", default_value = "native", value_parser = ["fp32", "fp64", "native"])]
     dtype: String,
-    /// A branch of a multi-task model; refused, as models here have one task
+    /// The branch of a multi-task checkpoint
     #[arg(long, alias = "model-branch", value_name = "NAME")]
     head: Option<String>,
     #[command(flatten)]
@@ -49,15 +49,12 @@ struct DescriptorArgs {
 
 fn run(args: &DescriptorArgs) -> Result<()> {
     args.log.start()?;
-    if let Some(head) = &args.head {
-        return Err(err!("--head {head}: models here have one task").help("leave the flag away"));
-    }
     let paths = match &args.datafile {
         Some(file) => systems::listed(file)?,
         None => systems::search(std::slice::from_ref(&args.system))?,
     };
     let files = file_names(&paths, &args.output)?;
-    let mut predictor = super::test::predictor(&args.model, DeviceChoice::Cpu)?;
+    let mut predictor = super::test::predictor(&args.model, args.head.as_deref(), DeviceChoice::Cpu)?;
     std::fs::create_dir_all(&args.output).io("create the folder", &args.output)?;
     for (path, file) in paths.iter().zip(&files) {
         log::info!("# -------output of dp eval_desc------- ");

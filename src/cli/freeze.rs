@@ -7,7 +7,7 @@ use super::{Command, Global, typed};
 use crate::err;
 use crate::error::Result;
 use crate::export::{check_model_path, is_framework_file, write_model, write_portable};
-use crate::infer::load::load_model;
+use crate::infer::load::load_branch;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub(super) const COMMAND: Command = Command {
     name: "freeze",
     about: "Turn a checkpoint into a model file",
     examples: "Examples:\n  dp freeze -o model.dp\n  dp freeze -c runs/7/model.ckpt-1000.phx -o model.yaml\n  \
-               dp freeze -o frozen_model.pth --convert",
+               dp freeze -o frozen_model.pth --convert\n  dp freeze --head water -o water.dp",
     define: FreezeArgs::augment_args,
     run: |matches, global| run(&typed(matches), global),
 };
@@ -33,7 +33,7 @@ struct FreezeArgs {
     /// Let an installed DeePMD-kit make a real .pb, .pth, ... (Phalanx only)
     #[arg(long)]
     convert: bool,
-    /// A branch of a multi-task model; refused, as models here have one task
+    /// The branch of a multi-task checkpoint
     #[arg(long, alias = "model-branch", value_name = "NAME")]
     head: Option<String>,
     /// Nodes of a TensorFlow graph; there is no graph here, so it is refused
@@ -56,7 +56,7 @@ fn run(args: &FreezeArgs, global: &Global) -> Result<()> {
     args.log.start()?;
     refuse_foreign_flags(args)?;
     let output = output_path(args, global.backend)?;
-    let model = load_model(&args.checkpoint_folder)?;
+    let model = load_branch(&args.checkpoint_folder, args.head.as_deref())?;
     match (is_framework_file(&output), args.convert) {
         (true, true) => {
             let portable = output.with_extension("dp");
@@ -85,7 +85,6 @@ fn run(args: &FreezeArgs, global: &Global) -> Result<()> {
 
 fn refuse_foreign_flags(args: &FreezeArgs) -> Result<()> {
     let foreign = [
-        (args.head.is_some(), "--head", "models here have one task"),
         (
             args.node_names.is_some(),
             "--node-names",

@@ -58,6 +58,9 @@ struct DeviationArgs {
     /// Divide the deviation of a virial by its norm plus this level, eV per atom
     #[arg(long = "relative_v", alias = "relative-v", value_name = "LEVEL")]
     relative_v: Option<f64>,
+    /// The branch of multi-task checkpoints
+    #[arg(long, alias = "model-branch", value_name = "NAME")]
+    head: Option<String>,
     /// Where to compute: auto, cpu, cuda or cuda:INDEX (Phalanx only)
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceChoice::from_str)]
     device: DeviceChoice,
@@ -84,8 +87,8 @@ fn run(args: &DeviationArgs) -> Result<()> {
 
 /// The models, which must agree about types and parameters.
 fn load(args: &DeviationArgs) -> Result<Vec<Predictor>> {
-    let models: Vec<Predictor> =
-        args.models.iter().map(|path| super::test::predictor(path, args.device)).collect::<Result<_>>()?;
+    let load = |path: &PathBuf| super::test::predictor(path, args.head.as_deref(), args.device);
+    let models: Vec<Predictor> = args.models.iter().map(load).collect::<Result<_>>()?;
     for (path, model) in args.models.iter().zip(&models) {
         model.model().options.fitting.check_energy().map_err(|e| e.at(path.display()))?;
         if model.type_map() != models[0].type_map() {

@@ -1,5 +1,7 @@
 //! `dp show`: tells what is in a model.
 
+mod branches; // of a multi-task model
+
 use super::literal::{list, literal};
 use super::logging::LogArgs;
 use super::{Command, typed};
@@ -7,7 +9,8 @@ use crate::err;
 use crate::error::Result;
 use crate::export::deepmd;
 use crate::export::tree::{Map, Node, VARIABLES};
-use crate::infer::load::load_model;
+use crate::infer::branches::SavedBranches;
+use crate::infer::load::{load_checkpoint, load_model};
 use crate::model::dp::spec::{DpModel, Net};
 use clap::Args;
 use std::path::PathBuf;
@@ -38,6 +41,11 @@ struct ShowArgs {
 
 fn run(args: &ShowArgs) -> Result<()> {
     args.log.start()?;
+    if let Some((_, saved)) = load_checkpoint(&args.input)?
+        && SavedBranches::is_one(&saved)
+    {
+        return branches::show(&SavedBranches::of(&saved)?, &args.attributes);
+    }
     let model = load_model(&args.input)?;
     log::info!("This is a singletask model");
     for attribute in ATTRIBUTES.iter().filter(|a| args.attributes.iter().any(|asked| asked == *a)) {
@@ -84,17 +92,27 @@ fn size_lines(model: &DpModel) -> Vec<String> {
 
 /// Types with a bias: those that the training data held.
 fn observed_lines(model: &DpModel) -> Vec<String> {
-    let rows = model.stats.bias.chunks_exact(model.options.fitting.output().width);
-    let types = model.options.type_map.iter().zip(rows);
-    let is_there = |row: &[f64]| row.iter().any(|bias| bias.abs() > 1e-6);
-    let mut observed: Vec<String> =
-        types.filter(|(_, row)| is_there(row)).map(|(name, _)| name.clone()).collect();
-    observed.sort_by_key(|name| ELEMENTS.split_whitespace().position(|e| e == name).unwrap_or(usize::MAX));
+    let observed = observed_types(model);
     vec![
         "The observed types for this model: ".into(),
         format!("Number of observed types: {} ", observed.len()),
         format!("Observed types: {} ", list(&observed)),
     ]
+}
+
+fn observed_types(model: &DpModel) -> Vec<String> {
+    let rows = model.stats.bias.chunks_exact(model.options.fitting.output().width);
+    let types = model.options.type_map.iter().zip(rows);
+    let is_there = |row: &[f64]| row.iter().any(|bias| bias.abs() > 1e-6);
+    let mut observed: Vec<String> =
+        types.filter(|(_, row)| is_there(row)).map(|(name, _)| name.clone()).collect();
+    sort_elements(&mut observed);
+    observed
+}
+
+/// By atomic number.
+fn sort_elements(names: &mut [String]) {
+    names.sort_by_key(|name| ELEMENTS.split_whitespace().position(|e| e == name).unwrap_or(usize::MAX));
 }
 
 /// Chemical elements by atomic number.

@@ -15,7 +15,7 @@ use crate::engine::choice::{DeviceChoice, Gpu};
 use crate::err;
 use crate::error::Result;
 use crate::infer::Predictor;
-use crate::infer::load::load_model;
+use crate::infer::load::load_branch;
 use crate::launch::threads::{Threads, available_cores};
 use crate::report::log::{self as report_log, MpiLog};
 use crate::report::progress::Progress;
@@ -77,7 +77,7 @@ struct TestArgs {
     /// Compare the energies of atoms too (atom_ener.npy), or other outputs of atoms
     #[arg(short, long)]
     atomic: bool,
-    /// A branch of a multi-task model; refused, as models here have one task
+    /// The branch of a multi-task checkpoint
     #[arg(long, alias = "model-branch", value_name = "NAME")]
     head: Option<String>,
     /// Where to compute: auto, cpu, cuda or cuda:INDEX (Phalanx only)
@@ -111,13 +111,9 @@ fn test(team: &mut Team, session: &Session, args: &TestArgs) -> Result<()> {
     if args.set_prefix.is_some() {
         log::warn!("--set-prefix has no effect: sets are always named set.*");
     }
-    if let Some(head) = &args.head {
-        let refused = err!("--head {head}: models here have one task").help("leave the flag away");
-        return team.tell_once(Err(refused));
-    }
     let paths = team.from_root(|| find_systems(args))?;
     let gpu = session.gpu.as_ref().map(|(gpu, _)| (gpu.clone(), args.device));
-    let mut predictor = team.agree(predictor_on(&args.model, session.threads.compute, gpu))?;
+    let mut predictor = team.agree(predictor_on(&args.model, args.head.as_deref(), session.threads.compute, gpu))?;
     let batch_atoms = team.from_root(|| Ok(predictor.batch_atoms()))?;
     predictor = predictor.with_batch_atoms(batch_atoms);
     let mut tester = team.agree(tester(args, &predictor))?;
@@ -174,16 +170,21 @@ fn find_systems(args: &TestArgs) -> Result<Vec<String>> {
     }
 }
 
-/// What the commands of one process evaluate a model with.
-pub(super) fn predictor(path: &Path, device: DeviceChoice) -> Result<Predictor> {
+/// What the commands of one process evaluate a model with, and of a multi-task model the branch of this name.
+pub(super) fn predictor(path: &Path, head: Option<&str>, device: DeviceChoice) -> Result<Predictor> {
     let environment = |name: &str| std::env::var(name).ok();
     let threads = Threads::new(&environment, available_cores(), 1)?.compute;
     let gpu = device.find(0, &environment)?;
-    predictor_on(path, threads, gpu.map(|gpu| (gpu, device)))
+    predictor_on(path, head, threads, gpu.map(|gpu| (gpu, device)))
 }
 
-fn predictor_on(path: &Path, threads: usize, gpu: Option<(Gpu, DeviceChoice)>) -> Result<Predictor> {
-    let mut predictor = Predictor::new(load_model(path)?, threads).map_err(|e| e.at(path.display()))?;
+fn predictor_on(
+    path: &Path,
+    head: Option<&str>,
+    threads: usize,
+    gpu: Option<(Gpu, DeviceChoice)>,
+) -> Result<Predictor> {
+    let mut predictor = Predictor::new(load_branch(path, head)?, threads).map_err(|e| e.at(path.display()))?;
     if let Some((gpu, device)) = gpu {
         predictor = predictor.on_gpu(gpu, device);
     }
