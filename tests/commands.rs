@@ -168,7 +168,7 @@ fn eval_desc_writes_the_descriptors_of_deepmd_kit() {
 #[test]
 fn eval_desc_leaves_no_half_file() {
     let place = place();
-    place.dp("eval-desc -m one_side.dp -s bulk --head a").fails(&["--head a: models here have one task"]);
+    place.dp("eval-desc -m one_side.dp -s bulk --head a").fails(&["no branch a: the model has one task"]);
     place
         .dp("eval-desc -m one_side.dp -s bulk -o one_side.dp")
         .fails(&["one_side.dp: cannot create the folder"]);
@@ -244,7 +244,7 @@ fn change_bias_refuses_what_makes_no_sense() {
     place.dp("change-bias one_side.dp -b nan 2").fails(&["NaN is not a bias"]);
     place.dp("change-bias one_side.dp -s bulk -o new.pth").fails(&["new.pth: "]);
     place.dp("change-bias one_side.dp -s bulk -o new.phx").fails(&["cannot become a checkpoint"]);
-    place.dp("change-bias one_side.dp --model-branch a").fails(&["models here have one task"]);
+    place.dp("change-bias one_side.dp --model-branch a").fails(&["no branch a: the model has one task"]);
     place.dp("change-bias absent.dp -s bulk").fails(&["absent.dp"]);
     std::fs::remove_file(place.path("bulk/set.000/energy.npy")).unwrap();
     place.dp("change-bias one_side.dp -s bulk").fails(&["bulk: found no energy in every set"]);

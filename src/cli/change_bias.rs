@@ -158,7 +158,8 @@ struct Sampled {
 }
 
 fn sample(args: &BiasArgs, paths: &[String]) -> Result<Sampled> {
-    let mut predictor = super::test::predictor(&args.input, args.model_branch.as_deref(), DeviceChoice::Auto)?;
+    let mut predictor =
+        super::test::predictor(&args.input, args.model_branch.as_deref(), DeviceChoice::Auto)?;
     let options = predictor.model().options.clone();
     let is_energy = options.fitting.is_energy();
     let output = predictor.model().output.clone();

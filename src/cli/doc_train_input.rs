@@ -20,8 +20,9 @@ struct DocArgs {
     /// Form of the output: text, DeePMD-kit's list of keys, or a schema for editors
     #[arg(long, value_name = "FORM", default_value = "rst", value_parser = ["rst", "json", "json_schema"])]
     out_type: String,
-    /// Keys of multi-task inputs; refused, as models here have one task
+    /// Keys of multi-task inputs; they are among the others, so it has no effect
     #[arg(long)]
+    #[allow(dead_code)]
     multi_task: bool,
     #[command(flatten)]
     log: LogArgs,
@@ -29,9 +30,6 @@ struct DocArgs {
 
 fn run(args: &DocArgs) -> Result<()> {
     args.log.start()?;
-    if args.multi_task {
-        return Err(err!("--multi-task: multi-task training is not supported").help("leave the flag away"));
-    }
     match args.out_type.as_str() {
         "json" => print(&format!("{}\n", input::input_arguments())),
         "json_schema" => print(&format!("{:#}\n", input::input_schema())),

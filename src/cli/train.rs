@@ -123,8 +123,11 @@ impl TrainFlags {
             _ => Start::Fresh,
         };
         if !self.model_branch.is_empty() && !matches!(start, Start::Finetune(_)) {
-            return Err(err!("--model-branch {}: there is no model that it could be a branch of", self.model_branch)
-                .help("it goes with --finetune MODEL"));
+            return Err(err!(
+                "--model-branch {}: there is no model that it could be a branch of",
+                self.model_branch
+            )
+            .help("it goes with --finetune MODEL"));
         }
         let options = RunOptions {
             input: self.input.into(),

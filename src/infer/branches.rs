@@ -61,10 +61,12 @@ pub fn find<'a>(branches: &'a [BranchHeader], head: Option<&str>) -> Result<&'a 
     let lower = head.to_lowercase();
     let exact = branches.iter().find(|branch| branch.is_called(head));
     let near = || names().find(|name| name.to_lowercase() == lower);
-    exact.or_else(|| near().and_then(|name| branches.iter().find(|branch| branch.is_called(name)))).ok_or_else(|| {
-        let near = did_you_mean(head, names());
-        err!("--head {head}: the model has no such branch").help(format!("{near}there: {}", list()))
-    })
+    exact
+        .or_else(|| near().and_then(|name| branches.iter().find(|branch| branch.is_called(name))))
+        .ok_or_else(|| {
+            let near = did_you_mean(head, names());
+            err!("the model has no branch {head}").help(format!("{near}there: {}", list()))
+        })
 }
 
 /// All branches of a checkpoint with their parameters.
@@ -86,9 +88,13 @@ impl SavedBranches {
         let headers = BranchHeader::list(&saved.header)?;
         let mut branches = Vec::with_capacity(headers.len());
         for header in &headers {
-            let options = model_section(&header.model).map_err(|e| e.at(format!("branch {}", header.name)))?;
+            let options =
+                model_section(&header.model).map_err(|e| e.at(format!("branch {}", header.name)))?;
             if header.shares.descriptors.len() != options.descriptors.list.len() {
-                bail!("branch {}: the header does not say of every descriptor whether it is shared", header.name);
+                bail!(
+                    "branch {}: the header does not say of every descriptor whether it is shared",
+                    header.name
+                );
             }
             branches.push(Branch { name: header.name.clone(), options, shares: header.shares.clone() });
         }
@@ -99,7 +105,11 @@ impl SavedBranches {
                 .map_err(|e| e.at(format!("branch {}", header.name)))?;
         }
         if params.len() != common.table.len() {
-            bail!("found {} parameters, the models of the branches want {}", params.len(), common.table.len());
+            bail!(
+                "found {} parameters, the models of the branches want {}",
+                params.len(),
+                common.table.len()
+            );
         }
         Ok(SavedBranches { headers, branches, common, params })
     }
@@ -153,7 +163,10 @@ mod tests {
         }
         assert_eq!(name(Some("water")).unwrap(), "water_1", "in capitals or not");
         let error = name(Some("ice")).unwrap_err();
-        assert!(error.message().contains("no such branch") && error.advice().unwrap().contains("water_2"), "{error}");
+        assert!(
+            error.message().contains("no branch ice") && error.advice().unwrap().contains("water_2"),
+            "{error}"
+        );
         let error = find(&two[1..], None).unwrap_err();
         assert!(error.message().contains("which of its branches"), "{error}");
     }

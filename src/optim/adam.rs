@@ -2,7 +2,9 @@
 
 use super::gradient::by_cell;
 use super::moments::{self, MomentParts, Moments};
-use super::{ByParts, ByPieces, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update};
+use super::{
+    ByParts, ByPieces, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update,
+};
 use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
 use crate::config::registry::{Entry, Named};

@@ -26,7 +26,11 @@ impl Columns {
     pub fn new(names: impl IntoIterator<Item = String>, validation: bool) -> Self {
         let mut names: Vec<String> = names.into_iter().collect();
         names.sort();
-        Columns { validation: vec![validation; names.len()], branches: vec![String::new(); names.len()], names }
+        Columns {
+            validation: vec![validation; names.len()],
+            branches: vec![String::new(); names.len()],
+            names,
+        }
     }
 
     /// Those of the branches of a multi-task model: their names, their sorted quantities, and whether they have validation data.
@@ -85,7 +89,11 @@ impl Row {
     fn line(&self, columns: &Columns) -> String {
         let n = columns.names.len();
         assert_eq!(self.train.len(), n, "a row of lcurve.out has one training value for each column");
-        assert_eq!(self.valid.len(), columns.validated().count(), "a row of lcurve.out has one validation value for each column");
+        assert_eq!(
+            self.valid.len(),
+            columns.validated().count(),
+            "a row of lcurve.out has one validation value for each column"
+        );
         let mut line = format!("{:7}", self.step);
         let mut valid = self.valid.iter();
         for (&train, &validates) in self.train.iter().zip(&columns.validation) {

@@ -340,7 +340,10 @@ mod tests {
         };
         let drawn = branches(5);
         let draw = BranchDraw::new(5, &weights);
-        assert!([19_999, 3, 700].into_iter().all(|step| draw.at(step) == drawn[step as usize]), "in any order");
+        assert!(
+            [19_999, 3, 700].into_iter().all(|step| draw.at(step) == drawn[step as usize]),
+            "in any order"
+        );
         for (branch, want) in [(0, 5_000.0f64), (1, 0.0), (2, 15_000.0)] {
             let found = drawn.iter().filter(|&&b| b == branch).count() as f64;
             assert!((found - want).abs() <= 5.0 * want.sqrt(), "{found} draws, wanted about {want}");

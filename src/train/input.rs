@@ -171,11 +171,7 @@ impl Input {
     }
 
     /// Resolves an input that was read from `file`; `new_seed` is asked where `training.seed` is absent.
-    pub fn from_value(
-        written: Value,
-        file: &str,
-        new_seed: impl FnOnce() -> u64,
-    ) -> Result<(Input, Value)> {
+    pub fn from_value(written: Value, file: &str, new_seed: impl FnOnce() -> u64) -> Result<(Input, Value)> {
         let (input, full) = Self::resolved(written, file, new_seed)?;
         refuse_branch_keys(&full).map_err(|e| e.at(file))?;
         Ok((input, full))
@@ -186,11 +182,7 @@ impl Input {
         Self::resolved(written, place, || unreachable!("a branch has the seed of the run"))
     }
 
-    fn resolved(
-        mut written: Value,
-        file: &str,
-        new_seed: impl FnOnce() -> u64,
-    ) -> Result<(Input, Value)> {
+    fn resolved(mut written: Value, file: &str, new_seed: impl FnOnce() -> u64) -> Result<(Input, Value)> {
         let moved = modernise(&mut written).map_err(|e| e.at(file))?;
         let checked = check(&INPUT, &written, file)?;
         for note in moved.iter().chain(&checked.notes) {
@@ -286,8 +278,10 @@ fn refuse_branch_keys(full: &Value) -> Result<()> {
     }
     let cases = full.pointer("/model/fitting_net/dim_case_embd");
     if cases.and_then(Value::as_u64).is_some_and(|n| n > 0) {
-        return Err(err!("model.fitting_net.dim_case_embd: only branches of a multi-task training are told apart")
-            .help("leave the key out"));
+        return Err(err!(
+            "model.fitting_net.dim_case_embd: only branches of a multi-task training are told apart"
+        )
+        .help("leave the key out"));
     }
     Ok(())
 }

@@ -16,8 +16,8 @@ use crate::data::{Dataset, Frame, System, Wants};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::{Engine, Prediction};
 use crate::export::stat_file::StatFile;
-use crate::infer::checkpoint::check_numbers;
 use crate::infer::branches::{RANDOM, SavedBranches};
+use crate::infer::checkpoint::check_numbers;
 use crate::infer::load::{load_branch, load_checkpoint, load_model};
 use crate::launch::Launch;
 use crate::model::dp::Dp;
@@ -113,7 +113,12 @@ fn finetune_branch<'a>(options: &'a RunOptions, full: &'a Value) -> &'a str {
 }
 
 /// What a run starts from, which may be what the same run has saved before.
-pub(super) fn start_of(team: &mut Team, launch: &Launch, options: &RunOptions, input: &Input) -> Result<Start> {
+pub(super) fn start_of(
+    team: &mut Team,
+    launch: &Launch,
+    options: &RunOptions,
+    input: &Input,
+) -> Result<Start> {
     let save_ckpt = &input.training.save_ckpt;
     // Who names a checkpoint means that one.
     let named = matches!(options.start, Start::Restart(_));

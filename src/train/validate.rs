@@ -101,8 +101,7 @@ impl<E: Engine> DrawnBatches<E> {
         display: u64,
         rate: f64,
     ) -> Result<Vec<(u64, f64, Vec<f64>)>> {
-        let mut sampler =
-            Sampler::at(self.pool.clone(), self.seed, self.purpose, display * self.batches);
+        let mut sampler = Sampler::at(self.pool.clone(), self.seed, self.purpose, display * self.batches);
         let prepare = family.engine.block_preparer(family.shared.cut());
         let now = Now { step: 0, rank: team.rank(), rate };
         let mut out = Vec::new();

@@ -27,7 +27,9 @@ fn lines(attribute: &str, saved: &SavedBranches) -> Result<Vec<String>> {
     };
     Ok(match attribute {
         "model-branch" => branch_lines(&saved.headers),
-        "type-map" => of_each(&|b| format!("The type_map of branch {} is {}", b.name, literal(&b.model["type_map"]))),
+        "type-map" => {
+            of_each(&|b| format!("The type_map of branch {} is {}", b.name, literal(&b.model["type_map"])))
+        }
         "descriptor" => section("descriptor"),
         "fitting-net" => section("fitting_net"),
         "size" => {
@@ -37,7 +39,8 @@ fn lines(attribute: &str, saved: &SavedBranches) -> Result<Vec<String>> {
         }
         "observed-type" => observed_lines(saved),
         _ => {
-            return Err(err!("{attribute}: a multi-task model has several").help("freeze a branch of it: dp freeze --head NAME"));
+            return Err(err!("{attribute}: a multi-task model has several")
+                .help("freeze a branch of it: dp freeze --head NAME"));
         }
     })
 }
@@ -59,7 +62,9 @@ fn branch_lines(headers: &[BranchHeader]) -> Vec<String> {
 /// A row for each branch: its name, its aliases, and the entries of `info` that any of them has.
 fn table(headers: &[BranchHeader]) -> String {
     let mut keys: Vec<&String> = Vec::new();
-    for key in headers.iter().filter_map(|header| header.model["info"].as_object()).flat_map(|info| info.keys()) {
+    for key in
+        headers.iter().filter_map(|header| header.model["info"].as_object()).flat_map(|info| info.keys())
+    {
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -69,11 +74,17 @@ fn table(headers: &[BranchHeader]) -> String {
         Value::String(text) => text.clone(),
         other => literal(other),
     };
-    let title = ["Model Branch", "Alias"].into_iter().map(String::from).chain(keys.iter().map(|key| key.to_string()));
+    let title =
+        ["Model Branch", "Alias"].into_iter().map(String::from).chain(keys.iter().map(|key| key.to_string()));
     let mut rows: Vec<Vec<String>> = vec![title.collect()];
     for header in headers {
         let front = [header.name.clone(), header.aliases().join(", ")];
-        rows.push(front.into_iter().chain(keys.iter().map(|key| entry(&header.model["info"][key.as_str()]))).collect());
+        rows.push(
+            front
+                .into_iter()
+                .chain(keys.iter().map(|key| entry(&header.model["info"][key.as_str()])))
+                .collect(),
+        );
     }
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
@@ -91,7 +102,8 @@ fn observed_lines(saved: &SavedBranches) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for (k, header) in saved.headers.iter().enumerate() {
         let given = header.model["info"]["observed_type"].as_array();
-        let given = given.map(|list| list.iter().filter_map(Value::as_str).map(String::from).collect::<Vec<_>>());
+        let given =
+            given.map(|list| list.iter().filter_map(Value::as_str).map(String::from).collect::<Vec<_>>());
         let observed = given.unwrap_or_else(|| observed_types(&saved.model(k)));
         lines.push(format!("{}: Number of observed types: {} ", header.name, observed.len()));
         lines.push(format!("{}: Observed types: {} ", header.name, list(&observed)));

@@ -113,7 +113,8 @@ fn test(team: &mut Team, session: &Session, args: &TestArgs) -> Result<()> {
     }
     let paths = team.from_root(|| find_systems(args))?;
     let gpu = session.gpu.as_ref().map(|(gpu, _)| (gpu.clone(), args.device));
-    let mut predictor = team.agree(predictor_on(&args.model, args.head.as_deref(), session.threads.compute, gpu))?;
+    let mut predictor =
+        team.agree(predictor_on(&args.model, args.head.as_deref(), session.threads.compute, gpu))?;
     let batch_atoms = team.from_root(|| Ok(predictor.batch_atoms()))?;
     predictor = predictor.with_batch_atoms(batch_atoms);
     let mut tester = team.agree(tester(args, &predictor))?;
@@ -184,7 +185,8 @@ fn predictor_on(
     threads: usize,
     gpu: Option<(Gpu, DeviceChoice)>,
 ) -> Result<Predictor> {
-    let mut predictor = Predictor::new(load_branch(path, head)?, threads).map_err(|e| e.at(path.display()))?;
+    let mut predictor =
+        Predictor::new(load_branch(path, head)?, threads).map_err(|e| e.at(path.display()))?;
     if let Some((gpu, device)) = gpu {
         predictor = predictor.on_gpu(gpu, device);
     }

@@ -93,7 +93,8 @@ impl<'a> Owner<'a> {
     fn key(&self, name: &str) -> Option<(String, &'a Shared)> {
         let shared = self.shared?;
         let rest = name.strip_prefix(&self.front).filter(|rest| rest.starts_with('.'))?;
-        (shared.level == 0 || rest.contains(TYPE_EMBEDDING)).then(|| (format!("{}{rest}", shared.name), shared))
+        (shared.level == 0 || rest.contains(TYPE_EMBEDDING))
+            .then(|| (format!("{}{rest}", shared.name), shared))
     }
 }
 
@@ -142,7 +143,8 @@ impl Common {
         let mut table = ParamTable::default();
         let mut known: HashMap<String, (usize, &str)> = HashMap::new();
         let mut members: Vec<Vec<usize>> = Vec::new(); // of each view of the table
-        let (mut views, mut places) = (Vec::with_capacity(branches.len()), Vec::with_capacity(branches.len()));
+        let (mut views, mut places) =
+            (Vec::with_capacity(branches.len()), Vec::with_capacity(branches.len()));
         for (b, branch) in branches.iter().enumerate() {
             let at = |e: Error| e.at(format!("model.model_dict.{}", branch.name));
             branch.check_shortcut().map_err(at)?;
@@ -160,7 +162,9 @@ impl Common {
                             view.name,
                             view.shape
                         );
-                        return Err(at(error.help("what surrounds a shared part must be the same in all branches")));
+                        return Err(at(
+                            error.help("what surrounds a shared part must be the same in all branches")
+                        ));
                     }
                     members[place].push(b);
                     own_places.push((place, level));
@@ -179,8 +183,10 @@ impl Common {
                 }
             }
             let case = names.iter().position(|name| *name == branch.name).unwrap_or(0);
-            let piece = |(own, &(place, _)): (&ParamView, &(usize, usize))| {
-                Piece { own: own.range(), common: table.views()[place].offset, more: None }
+            let piece = |(own, &(place, _)): (&ParamView, &(usize, usize))| Piece {
+                own: own.range(),
+                common: table.views()[place].offset,
+                more: None,
             };
             let pieces = own.table.views().iter().zip(&own_places).map(piece).collect();
             let mut view = View { pieces, len: own.table.len() };
@@ -231,7 +237,8 @@ impl View {
     fn tell_case(&mut self, own: &Dp, whole: &Dp, case: usize) {
         for (own, whole) in own.fitting.iter().zip(&whole.fitting) {
             let (own, whole) = (&own.layers[0], &whole.layers[0]);
-            let weights = self.pieces.iter().find(|p| p.own == own.w_range()).expect("a layer has weights").common;
+            let weights =
+                self.pieces.iter().find(|p| p.own == own.w_range()).expect("a layer has weights").common;
             let bias = self.pieces.iter_mut().find(|p| Some(&p.own) == own.b_range().as_ref());
             let row = own.n_in + case;
             assert!(row < whole.n_in, "the input was checked: there is a number for each branch");

@@ -45,7 +45,11 @@ impl Done {
     /// Those of so many branches, from what [`Family::state`] said.
     pub fn list(state: &Value, n: usize) -> Vec<Done> {
         let number = |b: usize, key: &str| state[b][key].as_u64().unwrap_or(0);
-        let done = |b| Done { steps: number(b, "steps"), draws: number(b, "draws"), engine: state[b]["engine"].clone() };
+        let done = |b| Done {
+            steps: number(b, "steps"),
+            draws: number(b, "draws"),
+            engine: state[b]["engine"].clone(),
+        };
         (0..n).map(done).collect()
     }
 }
@@ -98,7 +102,13 @@ impl<E: Engine> Family for Branches<E> {
     type Prepared = OwnBlocks<E::Prepared>;
     type Value = LossValue;
 
-    fn evaluate(&mut self, params: &[f64], batch: &Frames<Self>, now: &Now, team: &mut Team) -> Result<LossValue> {
+    fn evaluate(
+        &mut self,
+        params: &[f64],
+        batch: &Frames<Self>,
+        now: &Now,
+        team: &mut Team,
+    ) -> Result<LossValue> {
         let (family, params) = self.branch(self.now, params);
         family.evaluate(params, batch, now, team)
     }

@@ -142,7 +142,8 @@ impl MultiInput {
             }
             for other in &self.branches[..k] {
                 let (own, theirs) = (&branch.input.model.type_map, &other.input.model.type_map);
-                if own != theirs && branch.shares.names().any(|name| other.shares.names().any(|n| n == name)) {
+                if own != theirs && branch.shares.names().any(|name| other.shares.names().any(|n| n == name))
+                {
                     return Err(err!(
                         "{path}.type_map: found {own:?}, and {theirs:?} in the branch {}, with which it shares a part",
                         other.name
@@ -160,10 +161,14 @@ impl MultiInput {
         let cases = |branch: &BranchInput| branch.input.model.fitting.dim_case_embd;
         let first = cases(&self.branches[0]);
         for branch in &self.branches {
-            let (found, path) = (cases(branch), format!("{MODEL_DICT}.{}.fitting_net.dim_case_embd", branch.name));
+            let (found, path) =
+                (cases(branch), format!("{MODEL_DICT}.{}.fitting_net.dim_case_embd", branch.name));
             if found != first {
-                return Err(err!("{path}: found {found}, and {first} in the branch {}", self.branches[0].name)
-                    .help("all branches have the same number, or none"));
+                return Err(err!(
+                    "{path}: found {found}, and {first} in the branch {}",
+                    self.branches[0].name
+                )
+                .help("all branches have the same number, or none"));
             }
             if found > 0 && found < n {
                 return Err(err!("{path}: found {found} for {n} branches").help("give one for each branch"));
@@ -181,7 +186,9 @@ impl MultiInput {
             let (name, full) = (branch.name.clone(), &branch.full);
             models.insert(name.clone(), branch.with_names(&mut shared));
             losses.insert(name.clone(), full["loss"].clone());
-            let entry = DATA_KEYS.iter().filter_map(|key| Some((key.to_string(), full["training"].get(*key)?.clone())));
+            let entry = DATA_KEYS
+                .iter()
+                .filter_map(|key| Some((key.to_string(), full["training"].get(*key)?.clone())));
             data.insert(name.clone(), Value::Object(entry.collect()));
             epochs.insert(name, full["training"]["numb_epoch"].clone());
         }
@@ -276,13 +283,18 @@ impl<'a> Written<'a> {
     fn of(written: &'a Value) -> Result<Self> {
         let root = object(Some(written), "the input", "an object")?;
         let model = object(root.get("model"), "model", "an object")?;
-        let model_dict = object(model.get("model_dict"), MODEL_DICT, "an object with a model for each branch")?;
+        let model_dict =
+            object(model.get("model_dict"), MODEL_DICT, "an object with a model for each branch")?;
         let shared_dict =
             model.get("shared_dict").map(|dict| object(Some(dict), SHARED_DICT, "an object")).transpose()?;
         if model_dict.is_empty() {
-            return Err(err!("{MODEL_DICT}: found no branch").help("give a model for each branch, by its name"));
+            return Err(
+                err!("{MODEL_DICT}: found no branch").help("give a model for each branch, by its name")
+            );
         }
-        if let Some(name) = model_dict.keys().find(|name| name.is_empty() || name.contains(char::is_whitespace)) {
+        if let Some(name) =
+            model_dict.keys().find(|name| name.is_empty() || name.contains(char::is_whitespace))
+        {
             return Err(err!("{MODEL_DICT}: \"{name}\" cannot be the name of a branch")
                 .help("names are parts of the columns of the learning curve: give it one without spaces"));
         }
@@ -299,7 +311,8 @@ impl<'a> Written<'a> {
 
     /// Refuses a name that stands for two branches.
     fn check_aliases(&self) -> Result<()> {
-        let mut names: Vec<(&str, &str)> = self.model_dict.keys().map(|name| (name.as_str(), name.as_str())).collect();
+        let mut names: Vec<(&str, &str)> =
+            self.model_dict.keys().map(|name| (name.as_str(), name.as_str())).collect();
         for (branch, model) in self.model_dict {
             let aliases = model.get("model_branch_alias").and_then(Value::as_array);
             for alias in aliases.into_iter().flatten().filter_map(Value::as_str) {
@@ -319,7 +332,8 @@ impl<'a> Written<'a> {
         let map = object(dict, path, &format!("an object with {what} of each branch"))?;
         if let Some(name) = map.keys().find(|name| !self.model_dict.contains_key(*name)) {
             let near = did_you_mean(name, self.model_dict.keys().map(String::as_str));
-            return Err(err!("{path}.{name}: there is no such branch").help(format!("{near}branches: {}", self.names())));
+            return Err(err!("{path}.{name}: there is no such branch")
+                .help(format!("{near}branches: {}", self.names())));
         }
         match self.model_dict.keys().find(|name| !map.contains_key(*name)) {
             Some(name) => Err(err!("{path}.{name}: missing; wanted {what} of this branch")),
@@ -343,11 +357,15 @@ impl<'a> Written<'a> {
                 .help(format!("{near}known: {}", DATA_KEYS.join(", "))));
         }
         if !data.contains_key("training_data") {
-            return Err(err!("{DATA_DICT}.{name}.training_data: missing; wanted the data that the branch learns"));
+            return Err(err!(
+                "{DATA_DICT}.{name}.training_data: missing; wanted the data that the branch learns"
+            ));
         }
         for (key, instead) in [("training_data", DATA_DICT), ("validation_data", DATA_DICT)] {
             if training.contains_key(key) {
-                return Err(err!("training.{key}: branches have data of their own").help(format!("write {instead}")));
+                return Err(
+                    err!("training.{key}: branches have data of their own").help(format!("write {instead}"))
+                );
             }
         }
         if self.root.contains_key("loss") {
@@ -372,13 +390,16 @@ impl<'a> Written<'a> {
         let path = format!("{MODEL_DICT}.{name}");
         let mut model = object(self.model_dict.get(name), &path, "an object")?.clone();
         // What stands beside the branches holds for each that does not say otherwise.
-        for (key, value) in self.model.iter().filter(|(key, _)| *key != "model_dict" && *key != "shared_dict") {
+        for (key, value) in self.model.iter().filter(|(key, _)| *key != "model_dict" && *key != "shared_dict")
+        {
             model.entry(key.clone()).or_insert_with(|| value.clone());
         }
         let head = match model.shift_remove("finetune_head") {
             None => None,
             Some(Value::String(head)) => Some(head),
-            Some(other) => return Err(err!("{path}.finetune_head: found {other}, wanted the name of a branch")),
+            Some(other) => {
+                return Err(err!("{path}.finetune_head: found {other}, wanted the name of a branch"));
+            }
         };
         let (mut shares, mut named) = (Shares::default(), Map::new());
         if let Some(Value::String(text)) = model.get("type_map") {
@@ -397,10 +418,13 @@ impl<'a> Written<'a> {
             Some(list) => {
                 for (k, item) in list.iter_mut().enumerate() {
                     shares.descriptors.push(match (&whole, &item) {
-                        (Some(whole), _) => Some(Shared { name: format!("{}.{k}", whole.name), level: whole.level }),
+                        (Some(whole), _) => {
+                            Some(Shared { name: format!("{}.{k}", whole.name), level: whole.level })
+                        }
                         (None, Value::String(text)) => {
                             let text = text.clone();
-                            let (value, shared) = self.shared(&text, &format!("{path}.descriptor.list[{k}]"))?;
+                            let (value, shared) =
+                                self.shared(&text, &format!("{path}.descriptor.list[{k}]"))?;
                             named.insert(format!("descriptor.{k}"), text.into());
                             *item = value;
                             Some(shared)
@@ -427,7 +451,9 @@ impl<'a> Written<'a> {
     fn shared(&self, text: &str, path: &str) -> Result<(Value, Shared)> {
         let (name, level) = text.split_once(':').unwrap_or((text, "0"));
         let Ok(level) = level.trim().parse::<usize>() else {
-            return Err(err!("{path}: \"{text}\" has no level after the colon").help("wanted NAME or NAME:LEVEL"));
+            return Err(
+                err!("{path}: \"{text}\" has no level after the colon").help("wanted NAME or NAME:LEVEL")
+            );
         };
         let known: Vec<&str> =
             self.shared_dict.into_iter().flat_map(|dict| dict.keys().map(String::as_str)).collect();
@@ -449,8 +475,9 @@ impl<'a> Written<'a> {
         let Some(dict) = given("num_epoch_dict").filter(|dict| !dict.is_null()) else { return Ok(None) };
         let steps = ["numb_steps", "stop_batch", "num_step", "num_steps", "numb_step", "model_prob"];
         if let Some(key) = steps.iter().find(|key| given(key).is_some()) {
-            return Err(err!("{PATH}: is given together with training.{key}")
-                .help("the epochs say how long to train, and how often each branch is drawn: keep one of them"));
+            return Err(err!("{PATH}: is given together with training.{key}").help(
+                "the epochs say how long to train, and how often each branch is drawn: keep one of them",
+            ));
         }
         let epochs = self.entries(Some(dict), PATH, "the epochs")?;
         Ok(Some(epochs))
@@ -461,14 +488,17 @@ impl<'a> Written<'a> {
         if self.epochs()?.is_some() {
             return Ok(Weights::ByEpochs);
         }
-        let given = self.training.get("model_prob").filter(|dict| !dict.as_object().is_some_and(Map::is_empty));
+        let given =
+            self.training.get("model_prob").filter(|dict| !dict.as_object().is_some_and(Map::is_empty));
         let Some(dict) = given.filter(|dict| !dict.is_null()) else { return Ok(Weights::BySystems) };
         let entries = self.entries(Some(dict), PATH, "the weight")?;
         let mut weights = Vec::with_capacity(entries.len());
         for name in self.model_dict.keys() {
             match entries[name].as_f64() {
                 Some(weight) if weight.is_finite() && weight >= 0.0 => weights.push(weight),
-                _ => return Err(err!("{PATH}.{name}: found {}, wanted a number of at least 0", entries[name])),
+                _ => {
+                    return Err(err!("{PATH}.{name}: found {}, wanted a number of at least 0", entries[name]));
+                }
             }
         }
         let sum: f64 = weights.iter().sum();

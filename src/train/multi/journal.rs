@@ -129,16 +129,17 @@ impl Journal for MultiJournal<'_> {
             let own_valid = if shown.validates { shown.pick(&mut valid) } else { Vec::new() };
             let name = self.branch_name(k);
             if self.setup.input.common().training.disp_training {
-                for line in messages::branch_lines(row.step, name, &shown.names, [&own_train, &own_valid], row.lr) {
+                for line in
+                    messages::branch_lines(row.step, name, &shown.names, [&own_train, &own_valid], row.lr)
+                {
                     log::info!("{line}");
                 }
             }
             let values = if own_valid.is_empty() { &own_train } else { &own_valid };
             let force = shown.names.iter().position(|name| name.ends_with("_f")).unwrap_or(0);
-            note = note.or(values.get(force).map(|&value| Note {
-                text: format!("{name} {} {value:.4}", shown.names[force]),
-                value,
-            }));
+            note = note.or(values
+                .get(force)
+                .map(|&value| Note { text: format!("{name} {} {value:.4}", shown.names[force]), value }));
             all.train.extend(own_train);
             all.valid.extend(own_valid);
         }
@@ -170,13 +171,14 @@ impl Journal for MultiJournal<'_> {
 
     fn checkpoint(&self, step: u64, draws: u64, snapshot: Snapshot) -> Checkpoint {
         let branches = self.setup.input.branches.iter().zip(&self.setup.branches);
-        let header = |(branch, setup): (&super::input::BranchInput, &crate::train::setup::Setup)| BranchHeader {
-            name: branch.name.clone(),
-            model: branch.full["model"].clone(),
-            shares: branch.shares.clone(),
-            statistics: setup.model.stats.clone(),
-            min_distance: setup.min_distance,
-        };
+        let header =
+            |(branch, setup): (&super::input::BranchInput, &crate::train::setup::Setup)| BranchHeader {
+                name: branch.name.clone(),
+                model: branch.full["model"].clone(),
+                shares: branch.shares.clone(),
+                statistics: setup.model.stats.clone(),
+                min_distance: setup.min_distance,
+            };
         let about = MultiRun {
             input: self.full.clone(),
             branches: branches.map(header).collect(),
@@ -197,7 +199,11 @@ impl Journal for MultiJournal<'_> {
         let training = &self.setup.input.common().training;
         let data = &self.setup.branches[0].data;
         let data = data.validation.as_ref().unwrap_or(&data.training);
-        let lines = messages::end_lines(&training.save_ckpt, &training.disp_file, Some(Path::new(&data.systems[0].path)));
+        let lines = messages::end_lines(
+            &training.save_ckpt,
+            &training.disp_file,
+            Some(Path::new(&data.systems[0].path)),
+        );
         let head = format!("dp freeze --head {}", self.branch_name(0));
         lines.into_iter().map(|line| line.replacen("dp freeze", &head, 1)).collect()
     }

@@ -11,7 +11,7 @@ mod journal; // what rank 0 writes
 pub use input::MultiInput;
 
 use super::caller::{Caller, Ended};
-use super::dp::{Course, form_groups, folders, plan};
+use super::dp::{Course, folders, form_groups, plan};
 use super::learner::Learner;
 use super::options::{InputSource, RunOptions};
 use super::run::{Journal, Plan, Run};
@@ -32,7 +32,12 @@ pub fn is_asked_for(team: &mut Team, source: &InputSource) -> Result<bool> {
 }
 
 /// Trains the branches of a multi-task model.
-pub fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: Option<Caller>) -> Result<Ended> {
+pub fn train(
+    team: &mut Team,
+    session: &Session,
+    options: &RunOptions,
+    caller: Option<Caller>,
+) -> Result<Ended> {
     let input = read_input(team, &options.input)?;
     team.tell_once(refuse(options, &input))?;
     let energies = input.branches.iter().find(|branch| !branch.input.model.fitting.is_energy());
@@ -41,8 +46,9 @@ pub fn train(team: &mut Team, session: &Session, options: &RunOptions, caller: O
     let setup = Arc::new(setup::setup(team, &session.launch, options, input)?);
     let rates = team.agree(setup.input.common().learning_rate.for_steps(setup.num_steps))?;
     if session.gpu.is_some() {
-        let on_gpu: Result<()> = Err(err!("a multi-task training is computed on the CPU: GPUs cannot do it yet")
-            .help("use --device cpu"));
+        let on_gpu: Result<()> =
+            Err(err!("a multi-task training is computed on the CPU: GPUs cannot do it yet")
+                .help("use --device cpu"));
         options.device.or_cpu(team.tell_once(on_gpu))?;
     }
     let single = |setup: &super::setup::Setup| setup.model.options.precision() == Precision::Float32;
@@ -93,7 +99,9 @@ fn refuse(options: &RunOptions, input: &MultiInput) -> Result<()> {
     origin::refuse_branch(&options.model_branch, input)?;
     let flags = [(options.find_rate, "--find-lr"), (options.use_pretrain_script, "--use-pretrain-script")];
     match flags.iter().find(|(given, _)| *given) {
-        Some((_, flag)) => Err(err!("{flag}: a multi-task training does not have this yet").help("leave the flag away")),
+        Some((_, flag)) => {
+            Err(err!("{flag}: a multi-task training does not have this yet").help("leave the flag away"))
+        }
         None => Ok(()),
     }
 }

@@ -172,7 +172,9 @@ impl Origin {
             Origin::Model(model, _) => {
                 // A compressed model has its nets beside the tables; training takes the nets.
                 let (dp, params) = Dp::from_spec(DpModel { tables: None, ..(**model).clone() })?;
-                let block = |view: &crate::model::params::ParamView| (view.name.clone(), params[view.range()].to_vec());
+                let block = |view: &crate::model::params::ParamView| {
+                    (view.name.clone(), params[view.range()].to_vec())
+                };
                 let blocks = dp.table.views().iter().map(block).collect();
                 Ok((blocks, model.stats.clone(), model.min_nbor_dist))
             }
@@ -187,6 +189,7 @@ pub fn refuse_branch(branch: &str, input: &MultiInput) -> Result<()> {
         return Ok(());
     }
     let first = &input.branches[0].name;
-    Err(err!("--model-branch {branch}: the input has branches of its own")
-        .help(format!("write \"finetune_head\": \"{branch}\" into model.model_dict.{first}, or whichever is meant")))
+    Err(err!("--model-branch {branch}: the input has branches of its own").help(format!(
+        "write \"finetune_head\": \"{branch}\" into model.model_dict.{first}, or whichever is meant"
+    )))
 }

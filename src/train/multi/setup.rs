@@ -15,8 +15,8 @@ use crate::sample::global_generator;
 use crate::train::input::{Input, Length};
 use crate::train::options::RunOptions;
 use crate::train::setup::{
-    DataSets, Setup, as_stored, drawn_frames, keep_global_batch, load_or_compute_statistics, neighbor_statistics,
-    open_data, resolve_sel, sample_distance, sample_statistics, shift_bias, start_of,
+    DataSets, Setup, as_stored, drawn_frames, keep_global_batch, load_or_compute_statistics,
+    neighbor_statistics, open_data, resolve_sel, sample_distance, sample_statistics, shift_bias, start_of,
 };
 use crate::train::team::Team;
 use crate::{Result, err};
@@ -101,14 +101,20 @@ pub fn setup(
 type Opened = (Vec<DataSets>, Vec<Option<Vec<NeighborStat>>>);
 
 /// Opens the data of all branches, and replaces "auto" where `sel` has it.
-fn open_all(team: &mut Team, options: &RunOptions, input: &mut MultiInput, origin: &Origin) -> Result<Opened> {
+fn open_all(
+    team: &mut Team,
+    options: &RunOptions,
+    input: &mut MultiInput,
+    origin: &Origin,
+) -> Result<Opened> {
     let (mut data, mut neighbors) = (Vec::new(), Vec::new());
     for branch in &input.branches {
         let at = |e: crate::Error| e.at(format!("branch {}", branch.name));
         log::info!("data of the branch {}:", branch.name);
         let own = open_data(team, &branch.input).map_err(at)?;
         let has_origin = !matches!(origin, Origin::Nothing);
-        let found = neighbor_statistics(team, options, &branch.input.model, &own.training, has_origin).map_err(at)?;
+        let found =
+            neighbor_statistics(team, options, &branch.input.model, &own.training, has_origin).map_err(at)?;
         data.push(own);
         neighbors.push(found);
     }
@@ -176,8 +182,12 @@ fn restarted(
             model.iter().map(|b| b.name.as_str()).collect(),
         );
         if saved != wanted {
-            return Err(err!("the checkpoint has the branches {}, the input {}", names(saved), names(wanted))
-                .help("restart with the input that the run was started with, or train anew"));
+            return Err(err!(
+                "the checkpoint has the branches {}, the input {}",
+                names(saved),
+                names(wanted)
+            )
+            .help("restart with the input that the run was started with, or train anew"));
         }
         let mut stats = Vec::with_capacity(model.len());
         for (saved, branch) in state.about.branches.iter().zip(model) {
@@ -188,11 +198,15 @@ fn restarted(
                 return Err(at(err!("it shares other parts than when the run was saved")
                     .help("restart with the input that the run was started with, or train anew")));
             }
-            check_numbers(&state.params, &saved.statistics, saved.min_distance, &branch.options).map_err(at)?;
+            check_numbers(&state.params, &saved.statistics, saved.min_distance, &branch.options)
+                .map_err(at)?;
             stats.push((saved.statistics.clone(), saved.min_distance));
         }
         if state.params.len() != common.table.len() {
-            return Err(err!("the checkpoint does not hold the {} parameters of this model", common.table.len()));
+            return Err(err!(
+                "the checkpoint does not hold the {} parameters of this model",
+                common.table.len()
+            ));
         }
         Ok(stats)
     };
@@ -231,7 +245,13 @@ fn begun(
         let model = &branch.input.model;
         let stats = as_stored(summary.finish(model), model);
         let name = &branch.name;
-        let taken = origin.take(name, branch.finetune_head.as_deref(), &candidate.whole, &mut candidate.params, stats);
+        let taken = origin.take(
+            name,
+            branch.finetune_head.as_deref(),
+            &candidate.whole,
+            &mut candidate.params,
+            stats,
+        );
         let (stats, known) = team.agree(taken.map_err(|e| e.at(format!("branch {name}"))))?;
         all.push((stats, known.map_or(distance, |known| known.min(distance))));
     }
@@ -342,7 +362,9 @@ fn weights(input: &MultiInput, data: &[DataSets]) -> Vec<f64> {
             log::info!("training.model_prob is not there: branches are drawn by the number of their systems");
             data.iter().map(|data| data.training.systems.len() as f64).collect()
         }
-        Weights::ByEpochs => input.branches.iter().zip(data).map(|(branch, data)| draws(&branch.input, data)).collect(),
+        Weights::ByEpochs => {
+            input.branches.iter().zip(data).map(|(branch, data)| draws(&branch.input, data)).collect()
+        }
     }
 }
 
