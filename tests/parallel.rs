@@ -263,6 +263,7 @@ fn every_optimiser_has_the_same_bits_for_every_number_of_ranks() {
     for optimizer in [
         json!({"type": "HybridMuon"}),
         json!({"type": "AdaMuon"}),
+        json!({"type": "SOAP", "precondition_frequency": 2}),
         json!({"type": "LKF", "kf_blocksize": 700}),
     ] {
         let run = |n: usize, by: &str| {

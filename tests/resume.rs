@@ -66,6 +66,7 @@ fn variants() -> Vec<(&'static str, Change)> {
             input["training"]["gradient_max_norm"] = json!(1.0);
         }),
         ("ada_muon", |input| input["optimizer"] = json!({"type": "AdaMuon"})),
+        ("soap", |input| input["optimizer"] = json!({"type": "SOAP", "precondition_frequency": 3})),
         ("lkf", |input| input["optimizer"] = json!({"type": "LKF", "kf_blocksize": 100})),
         ("property", |input| {
             let property =

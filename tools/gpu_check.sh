@@ -8,7 +8,7 @@
 # TRAINED a model of the stock network after many steps: `times` and `profile` show it beside a fresh one (default: none).
 # OUT   folder for logs and the table (default: a new temporary folder).
 # Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart validation streaming memory
-# lost test times utilisation start profile pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
+# lost test times utilisation start profile optimizers pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
 # each of PRECISIONS (default: float64), minutes each; `times` shows all four, or these. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -17,7 +17,7 @@ while getopts b:d:t:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; t) trained=$(realpath "$OPTARG") ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart validation streaming memory lost test times utilisation start profile pinn}
+sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart validation streaming memory lost test times utilisation start profile optimizers pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -414,6 +414,32 @@ END
             XDG_CACHE_HOME=$folder/cache train "$folder"
             say "$(printf '%-22s %.2f s for a run of one step, no kernels cached, %s' start "$(python3 -c "import time; print(time.time() - $began)")" $precision)"
         done
+        ;;
+    optimizers)
+        # Each optimiser: twice, kernel by kernel, from a checkpoint on, beside the CPU; and its milliseconds a step.
+        "$bin/unit" train::cuda::kalman --test-threads=1 >"$out/kalman.log" 2>&1
+        result "kalman filter" $? "$(grep 'test result' "$out/kalman.log")"
+        for optimizer in HybridMuon AdaMuon 'LKF", "kf_blocksize": "128'; do for precision in float64 float32; do
+            name=${optimizer%%\"*}_$precision section='"optimizer": {"type": "'$optimizer'"}, '
+            section=${section/: \"128\"/: 128}
+            prepare() { input "$1/input.json" 1 20 5 $precision && sed -i "s/1000000/10/; s/^ \"training\": /$section&/" "$1/input.json"; }
+            for run in 1 2 plain parts cpu; do
+                folder=$(fresh "${name}_$run") && prepare "$folder"
+                [ $run = parts ] && cp "$out/${name}_1"/{lcurve.out,model.ckpt-10.phx} "$folder/"
+                DEVICE=$([ $run = cpu ] && echo cpu || echo cuda) PHALANX_GRAPHS=$([ $run = plain ] && echo 0 || echo 1) \
+                    train "$folder" $([ $run = parts ] && echo --restart model.ckpt-10.phx)
+            done
+            same=$(for run in 1 2 plain parts; do bits "$out/${name}_$run"; done | uniq | wc -l)
+            a=$(tail -1 "$out/${name}_1/lcurve.out") b=$(tail -1 "$out/${name}_cpu/lcurve.out")
+            [ "$same" = 1 ] && [ -s "$out/${name}_1/lcurve.out" ] && python3 -c "
+import sys
+a, b = ([float(x) for x in text.split()] for text in sys.argv[1:])
+sys.exit(not a or len(a) != len(b) or any(abs(x - y) > $([ $precision = float64 ] && echo 0.011 || echo 0.05) * abs(y) for x, y in zip(a, b)))" "$a" "$b"
+            result "$name" $? "twice, kernel by kernel, restarted: $same kind(s) of bits; after 20 steps on GPU and CPU:$a;$b"
+            folder=$(fresh "${name}_time") && input "$folder/input.json" 1 600 300 $precision && sed -i "s/^ \"training\": /$section&/" "$folder/input.json"
+            train "$folder"
+            say "$(printf '%-22s %s steps/s, one frame a step' "" "$(speed "$folder" 1 600)")"
+        done; done
         ;;
     pinn)
         python3 "$here/tools/pinn_frames.py" "$out/pinn.xyz" 800 && python3 "$here/tools/pinn_frames.py" "$out/pinn_eval.xyz" 20

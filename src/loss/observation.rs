@@ -13,6 +13,13 @@ pub enum Observation {
     Force { prefactor: f64, atoms: Vec<f64> },
 }
 
+impl Observation {
+    /// Which of `n` real atoms stands at a place.
+    pub fn nth(place: f64, n: usize) -> usize {
+        ((place * n as f64) as usize).min(n - 1)
+    }
+}
+
 /// What a batch says to an observation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Observed {
@@ -44,7 +51,7 @@ pub fn observe(
             (Observation::Force { prefactor, atoms }, _, Some(label)) if n > 0.0 => {
                 let count = n * 3.0 * atoms.len() as f64;
                 for place in atoms {
-                    let i = real[((place * n) as usize).min(real.len() - 1)];
+                    let i = real[Observation::nth(*place, real.len())];
                     for k in 0..3 {
                         let at = 3 * (first + i) + k;
                         let (size, sign) = with_sign(prefactor * (label[3 * i + k] - out.force[at]));

@@ -32,7 +32,7 @@ pub const LKF: Entry<OptimizerChoice> = Entry {
     named: Named::Type(Variant::of(
         "LKF",
         KEYS,
-        "Kalman filter by blocks of parameters, on the CPU only. It looks at energies and forces itself: learning rate and \
+        "Kalman filter by blocks of parameters. It looks at energies and forces itself: learning rate and \
          prefactors of the loss change what is displayed, not what is learned",
     )),
     resolve: |section| Ok(OptimizerChoice::new(KalmanOptions::resolve(section))),
@@ -82,7 +82,7 @@ const LAMBDA: f64 = 0.98;
 const NU: f64 = 0.9987;
 /// Force updates of a batch, and the atoms of each.
 const GROUPS: usize = 4;
-const ATOMS: usize = 6;
+pub const ATOMS: usize = 6;
 /// Rows of a covariance that are one task.
 const STRIP: usize = 64;
 
@@ -92,18 +92,18 @@ const FORGETTING: &str = "kalman_lambda";
 
 /// Parameters that share a covariance.
 #[derive(Debug, Clone, PartialEq)]
-struct Block {
+pub struct Block {
     /// Places in the order of blocks.
-    places: Range<usize>,
-    /// Where its covariance begins among all of them. Empty where nothing in it is trained.
-    covariance: Range<usize>,
+    pub places: Range<usize>,
+    /// Where its covariance lies among all of them. Empty where nothing in it is trained.
+    pub covariance: Range<usize>,
 }
 
 /// The blocks, and the parameter at each place of their order.
 #[derive(Debug, Clone, PartialEq)]
-struct Layout {
+pub struct Layout {
     blocks: Vec<Block>,
-    order: Vec<usize>,
+    pub order: Vec<usize>,
 }
 
 impl Layout {
@@ -134,7 +134,7 @@ impl Layout {
         Layout { blocks, order: column_by_column(table) }
     }
 
-    fn n_covariance(&self) -> usize {
+    pub fn n_covariance(&self) -> usize {
         self.blocks.last().map_or(0, |block| block.covariance.end)
     }
 }
@@ -150,101 +150,198 @@ fn column_by_column(table: &ParamTable) -> Vec<usize> {
     order
 }
 
-/// The filter with its covariances.
-pub struct Kalman {
+/// What a filter knows beside its covariances, wherever these are.
+pub struct Filter {
     options: KalmanOptions,
-    layout: Layout,
-    /// The blocks of this rank, and their covariances: rows of the lower half.
+    pub layout: Layout,
+    /// The blocks of this rank.
     mine: Range<usize>,
+    pub lambda: f64,
+    /// One number for each block.
+    sums: Vec<f64>,
+    seed: u64,
+    rank: usize,
+    size: usize,
+}
+
+impl Filter {
+    pub fn new(options: KalmanOptions, target: &Target) -> Filter {
+        let layout = Layout::new(target.table, options.block_size);
+        let costs: Vec<f64> = layout.blocks.iter().map(|b| b.covariance.len() as f64).collect();
+        Filter {
+            options,
+            mine: share_out(&costs, target.size)[target.rank].clone(),
+            lambda: LAMBDA,
+            sums: vec![0.0; layout.blocks.len()],
+            seed: target.seed,
+            rank: target.rank,
+            size: target.size,
+            layout,
+        }
+    }
+
+    fn own(&self) -> &[Block] {
+        &self.layout.blocks[self.mine.clone()]
+    }
+
+    /// The blocks of this rank that have a covariance.
+    pub fn trained(&self) -> impl Iterator<Item = &Block> {
+        self.own().iter().filter(|block| !block.covariance.is_empty())
+    }
+
+    /// Where this rank's covariances lie among all.
+    pub fn own_covariance(&self) -> Range<usize> {
+        match (self.own().first(), self.own().last()) {
+            (Some(first), Some(last)) => first.covariance.start..last.covariance.end,
+            _ => 0..0,
+        }
+    }
+
+    /// The places of this rank's blocks.
+    pub fn own_places(&self) -> Range<usize> {
+        match (self.own().first(), self.own().last()) {
+            (Some(first), Some(last)) => first.places.start..last.places.end,
+            _ => 0..0,
+        }
+    }
+
+    /// Says how much memory the covariances take, before it is taken, and refuses what does not fit. `own` bytes of them are on
+    /// the host.
+    pub fn announce(&self, own: u64) -> Result<()> {
+        let total = 8 * self.layout.n_covariance() as u64;
+        log::info!(
+            "LKF: {} parameters in {} blocks; covariances of {}, {} of them on this rank; a checkpoint holds them all",
+            self.layout.order.len(),
+            self.layout.blocks.len(),
+            size(total),
+            size(8 * self.own_covariance().len() as u64)
+        );
+        // Whoever saves has its own, all of them for the checkpoint, and those of the last one, which may still be on its way.
+        let what = "the covariances of LKF and what saving them takes";
+        check_fits(what, own + 2 * total, available(), "memory", self.size)
+    }
+
+    /// What is observed, one after the other, in a step of a run of `num_steps`.
+    pub fn observations(&self, step: u64, num_steps: u64) -> Vec<Observation> {
+        let progress = step as f64 / num_steps.max(1) as f64;
+        let prefactor = |[start, limit]: [f64; 2]| start * (limit / start).powf(progress);
+        // The atoms of a step follow from the seed and its number alone.
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        rng.set_word_pos(u128::from(step) * 2 * (GROUPS * ATOMS) as u128);
+        let mut place = || (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let force = |_| Observation::Force {
+            prefactor: prefactor(self.options.force),
+            atoms: (0..ATOMS).map(|_| place()).collect(),
+        };
+        let energy = Observation::Energy { prefactor: prefactor(self.options.energy) };
+        std::iter::once(energy).chain((0..GROUPS).map(force)).collect()
+    }
+
+    /// a of an update, from h P h of [`Filter::trained`].
+    pub fn scale(&mut self, products: &[f64], ranks: &mut dyn Communicator) -> Result<f64> {
+        self.sums.fill(0.0);
+        let mut products = products.iter();
+        for (b, block) in self.layout.blocks.iter().enumerate() {
+            if block.covariance.is_empty() {
+                self.sums[b] = if self.rank == 0 { self.lambda } else { 0.0 };
+            } else if self.mine.contains(&b) {
+                self.sums[b] = self.lambda + products.next().expect("there is one for each block");
+            }
+        }
+        // One author for each block, the others add 0: the same bits for every number of ranks.
+        ranks.all_reduce_sum_f64(&mut self.sums)?;
+        Ok(1.0 / self.sums.iter().sum::<f64>())
+    }
+
+    /// What is known counts more from update to update.
+    pub fn forget(&mut self) {
+        self.lambda = NU * self.lambda + 1.0 - NU;
+    }
+
+    /// What a checkpoint holds, whole on every rank; `all` has this rank's covariances where they lie.
+    pub fn save(&self, mut all: Vec<f64>, ranks: &mut dyn Communicator) -> Result<Arrays> {
+        gather_slices(ranks, &mut all, self.own_covariance())?;
+        Ok(vec![
+            (COVARIANCE.to_string(), Array::F64(all)),
+            (FORGETTING.to_string(), Array::F64(vec![self.lambda])),
+        ])
+    }
+
+    /// Continues with what was saved; this rank's covariances.
+    pub fn restore<'a>(&mut self, arrays: &'a Arrays) -> Result<&'a [f64]> {
+        let all = f64s_of(arrays, COVARIANCE)?;
+        if all.len() != self.layout.n_covariance() {
+            let wanted = self.layout.n_covariance();
+            return Err(err!("found {} numbers in {COVARIANCE}, wanted {wanted}", all.len())
+                .help("the run was begun with another optimizer.kf_blocksize or another network"));
+        }
+        restored(arrays, FORGETTING, std::slice::from_mut(&mut self.lambda))?;
+        Ok(&all[self.own_covariance()])
+    }
+}
+
+/// The filter with its covariances on the CPU.
+pub struct Kalman {
+    filter: Filter,
+    /// Those of this rank: rows of the lower half.
     covariance: Vec<f64>,
-    lambda: f64,
     /// In the order of blocks: the gradient, and the covariance times the gradient.
     h: Vec<f64>,
     gain: Vec<f64>,
-    /// One number for each block.
-    sums: Vec<f64>,
+    /// h P h of this rank's blocks.
+    products: Vec<f64>,
     /// Terms of the gain, one row for each strip.
     terms: Vec<f64>,
-    seed: u64,
-    rank: usize,
     pool: Pool,
 }
 
 impl Kalman {
     /// A filter that knows nothing yet.
     pub fn new(options: KalmanOptions, target: &Target) -> Result<Self> {
-        let layout = Layout::new(target.table, options.block_size);
-        let costs: Vec<f64> = layout.blocks.iter().map(|b| b.covariance.len() as f64).collect();
-        let mine = share_out(&costs, target.size)[target.rank].clone();
-        let blocks = &layout.blocks[mine.clone()];
-        let own: usize = blocks.iter().map(|b| b.covariance.len()).sum();
-        let largest = blocks.iter().map(|b| b.places.len()).max().unwrap_or(0);
-        announce(&layout, own, target)?;
+        let filter = Filter::new(options, target);
+        let own = filter.own_covariance().len();
+        let largest = filter.own().iter().map(|b| b.places.len()).max().unwrap_or(0);
+        filter.announce(8 * own as u64)?;
+        let n = filter.layout.order.len();
         let mut kalman = Kalman {
-            options,
             covariance: vec![0.0; own],
-            lambda: LAMBDA,
-            h: vec![0.0; layout.order.len()],
-            gain: vec![0.0; layout.order.len()],
-            sums: vec![0.0; layout.blocks.len()],
+            h: vec![0.0; n],
+            gain: vec![0.0; n],
+            products: Vec::with_capacity(filter.own().len()),
             terms: vec![0.0; largest.div_ceil(STRIP) * largest],
-            seed: target.seed,
-            rank: target.rank,
             pool: target.pool.clone(),
-            mine,
-            layout,
+            filter,
         };
         kalman.covariance_is_one();
         Ok(kalman)
     }
 
     fn covariance_is_one(&mut self) {
-        let first = self.own_covariance().start;
-        for block in &self.layout.blocks[self.mine.clone()] {
-            let n = if block.covariance.is_empty() { 0 } else { block.places.len() };
+        let first = self.filter.own_covariance().start;
+        for block in self.filter.trained() {
             let covariance = &mut self.covariance[block.covariance.start - first..];
-            (0..n).for_each(|i| covariance[i * (i + 1) / 2 + i] = 1.0);
+            (0..block.places.len()).for_each(|i| covariance[i * (i + 1) / 2 + i] = 1.0);
         }
     }
 
-    /// Where this rank's covariances lie among all.
-    fn own_covariance(&self) -> Range<usize> {
-        let blocks = &self.layout.blocks[self.mine.clone()];
-        match (blocks.first(), blocks.last()) {
-            (Some(first), Some(last)) => first.covariance.start..last.covariance.end,
-            _ => 0..0,
-        }
-    }
-
-    /// k = P h of this rank's blocks, and lambda + h k of each.
+    /// k = P h of this rank's blocks, and h k of each.
     fn make_gains(&mut self) {
-        let first = self.own_covariance().start;
-        self.sums.fill(0.0);
-        for (b, block) in self.layout.blocks.iter().enumerate() {
-            if block.covariance.is_empty() {
-                self.sums[b] = if self.rank == 0 { self.lambda } else { 0.0 };
-                self.gain[block.places.clone()].fill(0.0);
-                continue;
-            }
-            if !self.mine.contains(&b) {
-                continue;
-            }
+        let first = self.filter.own_covariance().start;
+        self.products.clear();
+        for block in self.filter.trained() {
             let covariance = &self.covariance[block.covariance.start - first..block.covariance.end - first];
             let (h, gain) = (&self.h[block.places.clone()], &mut self.gain[block.places.clone()]);
             multiply(&self.pool, gain, covariance, h, &mut self.terms);
-            self.sums[b] = self.lambda + h.iter().zip(&*gain).map(|(h, k)| h * k).sum::<f64>();
+            self.products.push(h.iter().zip(&*gain).map(|(h, k)| h * k).sum());
         }
     }
 
     /// P <- (P - a k k^T) / lambda
     fn narrow(&mut self, a: f64) {
-        let first = self.own_covariance().start;
-        let inverse = 1.0 / self.lambda;
-        for block in &self.layout.blocks[self.mine.clone()] {
+        let first = self.filter.own_covariance().start;
+        let inverse = 1.0 / self.filter.lambda;
+        for block in self.filter.trained() {
             let (n, gain) = (block.places.len(), &self.gain[block.places.clone()]);
-            if block.covariance.is_empty() {
-                continue;
-            }
             let covariance = Parts::new(
                 &mut self.covariance[block.covariance.start - first..block.covariance.end - first],
             );
@@ -313,29 +410,11 @@ multiversion! {
     }
 }
 
-/// Says how much memory the covariances take, before it is taken, and refuses what does not fit.
-fn announce(layout: &Layout, own: usize, target: &Target) -> Result<()> {
-    let (total, own) = (8 * layout.n_covariance() as u64, 8 * own as u64);
-    log::info!(
-        "LKF: {} parameters in {} blocks; covariances of {}, {} of them on this rank; a checkpoint holds them all",
-        layout.order.len(),
-        layout.blocks.len(),
-        size(total),
-        size(own)
-    );
-    // Whoever saves has its own, all of them for the checkpoint, and those of the last one, which may still be on its way.
-    check_fits(own + 2 * total, available(), target.size)
-}
-
-fn check_fits(wanted: u64, available: Option<u64>, ranks: usize) -> Result<()> {
-    let Some(available) = available.filter(|available| *available < wanted) else { return Ok(()) };
+/// Refuses what takes more bytes than are free in a kind of memory.
+pub fn check_fits(what: &str, wanted: u64, free: Option<u64>, memory: &str, ranks: usize) -> Result<()> {
+    let Some(free) = free.filter(|free| *free < wanted) else { return Ok(()) };
     let more = if ranks > 1 { "" } else { ", or more ranks on other hosts" };
-    Err(err!(
-        "optimizer: the covariances of LKF and what saving them takes are {}, and {} of memory are free",
-        size(wanted),
-        size(available)
-    )
-    .help(format!(
+    Err(err!("optimizer: {what} are {}, and {} of {memory} are free", size(wanted), size(free)).help(format!(
         "take a smaller optimizer.kf_blocksize (half of it is half of the memory), a smaller network{more}; Adam needs none of it"
     )))
 }
@@ -357,18 +436,7 @@ fn available() -> Option<u64> {
 
 impl ByObservations for Kalman {
     fn observations(&self, step: u64, num_steps: u64) -> Vec<Observation> {
-        let progress = step as f64 / num_steps.max(1) as f64;
-        let prefactor = |[start, limit]: [f64; 2]| start * (limit / start).powf(progress);
-        // The atoms of a step follow from the seed and its number alone.
-        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
-        rng.set_word_pos(u128::from(step) * 2 * (GROUPS * ATOMS) as u128);
-        let mut place = || (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let force = |_| Observation::Force {
-            prefactor: prefactor(self.options.force),
-            atoms: (0..ATOMS).map(|_| place()).collect(),
-        };
-        let energy = Observation::Energy { prefactor: prefactor(self.options.energy) };
-        std::iter::once(energy).chain((0..GROUPS).map(force)).collect()
+        self.filter.observations(step, num_steps)
     }
 
     fn assimilate(
@@ -378,22 +446,15 @@ impl ByObservations for Kalman {
         error: f64,
         ranks: &mut dyn Communicator,
     ) -> Result<()> {
-        self.h.iter_mut().zip(&self.layout.order).for_each(|(h, &k)| *h = count * mean[k]);
+        self.h.iter_mut().zip(&self.filter.layout.order).for_each(|(h, &k)| *h = count * mean[k]);
         self.make_gains();
-        // One author for each block, the others add 0: the same bits for every number of ranks.
-        ranks.all_reduce_sum_f64(&mut self.sums)?;
-        let a = 1.0 / self.sums.iter().sum::<f64>();
-        let blocks = &self.layout.blocks[self.mine.clone()];
-        let slice = match (blocks.first(), blocks.last()) {
-            (Some(first), Some(last)) => first.places.start..last.places.end,
-            _ => 0..0,
-        };
-        gather_slices(ranks, &mut self.gain, slice)?;
-        for (k, gain) in self.layout.order.iter().zip(&self.gain) {
+        let a = self.filter.scale(&self.products, ranks)?;
+        gather_slices(ranks, &mut self.gain, self.filter.own_places())?;
+        for (k, gain) in self.filter.layout.order.iter().zip(&self.gain) {
             params[*k] += a * error * gain;
         }
         self.narrow(a);
-        self.lambda = NU * self.lambda + 1.0 - NU;
+        self.filter.forget();
         Ok(())
     }
 }
@@ -421,26 +482,15 @@ impl Optimizer for Kalman {
     fn save(&self, spare: &mut Vec<Vec<f64>>, ranks: &mut dyn Communicator) -> Result<Arrays> {
         let mut all = spare.pop().unwrap_or_default();
         all.clear();
-        all.resize(self.layout.n_covariance(), 0.0);
-        let own = self.own_covariance();
-        all[own.clone()].copy_from_slice(&self.covariance);
-        gather_slices(ranks, &mut all, own)?;
-        Ok(vec![
-            (COVARIANCE.to_string(), Array::F64(all)),
-            (FORGETTING.to_string(), Array::F64(vec![self.lambda])),
-        ])
+        all.resize(self.filter.layout.n_covariance(), 0.0);
+        all[self.filter.own_covariance()].copy_from_slice(&self.covariance);
+        self.filter.save(all, ranks)
     }
 
     fn restore(&mut self, arrays: &Arrays) -> Result<()> {
-        let all = f64s_of(arrays, COVARIANCE)?;
-        if all.len() != self.layout.n_covariance() {
-            let wanted = self.layout.n_covariance();
-            return Err(err!("found {} numbers in {COVARIANCE}, wanted {wanted}", all.len())
-                .help("the run was begun with another optimizer.kf_blocksize or another network"));
-        }
-        let own = self.own_covariance();
-        self.covariance.copy_from_slice(&all[own]);
-        restored(arrays, FORGETTING, std::slice::from_mut(&mut self.lambda))
+        let own = self.filter.restore(arrays)?;
+        self.covariance.copy_from_slice(own);
+        Ok(())
     }
 }
 
@@ -573,8 +623,9 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_what_to_change() {
-        assert!(check_fits(10, Some(10), 1).is_ok() && check_fits(10, None, 1).is_ok());
-        let e = check_fits(41_000_000_000, Some(8_000_000_000), 1).unwrap_err();
+        let check = |wanted, free| check_fits("covariances", wanted, free, "memory", 1);
+        assert!(check(10, Some(10)).is_ok() && check(10, None).is_ok());
+        let e = check(41_000_000_000, Some(8_000_000_000)).unwrap_err();
         assert!(e.message().contains("41.0 GB") && e.message().contains("8.0 GB"), "{e}");
         assert!(e.advice().unwrap().contains("kf_blocksize"), "{e}");
     }

@@ -12,6 +12,7 @@ pub mod keras_adam;
 pub mod newton_schulz; // orthogonal matrices
 pub mod muon;
 pub mod kalman;
+pub mod soap;
 
 pub use adam::{Adam, AdamOptions};
 pub use gradient::Gradient;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 
 /// Every optimiser that an input may name, in the order in which `dp doc-train-input` shows them.
 pub static OPTIMIZERS: &[Entry<OptimizerChoice>] =
-    &[adam::ADAM, adam::ADAM_W, keras_adam::ADAM, kalman::LKF, muon::ADA_MUON, muon::HYBRID_MUON];
+    &[adam::ADAM, adam::ADAM_W, keras_adam::ADAM, kalman::LKF, muon::ADA_MUON, muon::HYBRID_MUON, soap::SOAP];
 
 /// Changes parameters by gradients.
 ///

@@ -23,18 +23,14 @@ use std::ops::Range;
 
 /// Both on the list of optimisers.
 pub const HYBRID_MUON: Entry<OptimizerChoice> = Entry {
-    named: Named::Type(Variant::of(
-        "HybridMuon",
-        HYBRID_KEYS,
-        "Muon for matrices, Adam for vectors; on a GPU with float64",
-    )),
+    named: Named::Type(Variant::of("HybridMuon", HYBRID_KEYS, "Muon for matrices, Adam for vectors")),
     resolve: |section| Ok(OptimizerChoice::new(MuonOptions::hybrid(section))),
 };
 pub const ADA_MUON: Entry<OptimizerChoice> = Entry {
     named: Named::Type(Variant::of(
         "AdaMuon",
         ADA_KEYS,
-        "Muon with steps of one size for matrices, Adam for vectors; on the CPU only",
+        "Muon with steps of one size for matrices, Adam for vectors",
     )),
     resolve: |section| Ok(OptimizerChoice::new(MuonOptions::ada(section))),
 };
@@ -134,6 +130,11 @@ impl MuonOptions {
         }
     }
 
+    /// The learning rate of a vector, from that of the run.
+    fn vector_rate(&self, rate: f64) -> f64 {
+        if self.lr_adjust <= 0.0 { rate } else { rate / self.lr_adjust }
+    }
+
     fn recipe(&self, [rows, cols]: [usize; 2]) -> Recipe {
         match self.flavor {
             Flavor::Ada => Recipe::Steps { fast: 5, polish: 0, least: 1e-8 },
@@ -150,9 +151,8 @@ impl MuonOptions {
         }
     }
 
-    /// What a device must know to make the same updates. `None`: it has none of this kind.
-    pub fn on_device(&self, table: &ParamTable) -> Option<MuonPlan> {
-        let Flavor::Hybrid { damped, .. } = self.flavor else { return None };
+    /// What a device must know to make the same updates.
+    pub fn on_device(&self, table: &ParamTable) -> MuonPlan {
         let (matrices, vectors) = self.divide(table);
         let matrices = matrices.into_iter().map(|m| {
             let recipe = self.recipe(m.shape);
@@ -160,13 +160,16 @@ impl MuonOptions {
             let (polynomials, scale) = (recipe.polynomials(), self.scale(m.shape));
             MatrixPlan { range: m.range, shape: m.shape, polynomials, scale, least, adds_least }
         });
-        Some(MuonPlan {
+        MuonPlan {
             matrices: matrices.collect(),
             vectors,
             momentum: self.momentum,
             weight_decay: self.weight_decay,
-            is_damped: damped,
-        })
+            is_damped: matches!(self.flavor, Flavor::Hybrid { damped: true, .. }),
+            is_even: self.flavor == Flavor::Ada,
+            vector_rate: self.vector_rate(1.0),
+            vector_epsilon: self.adam_epsilon(),
+        }
     }
 
     /// The trained parameters: what is orthogonalised, and what is not.
@@ -331,7 +334,7 @@ impl Muon {
     fn move_vectors(&mut self, params: &mut [f64], grad: &[f64], factor: f64, rate: f64, step: u64) {
         let ([beta1, beta2], epsilon) = (self.options.adam_betas, self.options.adam_epsilon());
         let t = (step + 1) as f64;
-        let rate = if self.options.lr_adjust <= 0.0 { rate } else { rate / self.options.lr_adjust };
+        let rate = self.options.vector_rate(rate);
         let (rate, correction) = (rate / (1.0 - beta1.powf(t)), 1.0 / (1.0 - beta2.powf(t)));
         for k in self.vectors.iter().flat_map(|range| range.clone()) {
             let g = factor * grad[k];

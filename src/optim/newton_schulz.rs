@@ -158,15 +158,9 @@ struct Work<'a> {
 impl Work<'_> {
     /// gram = T^T T
     fn make_gram(&mut self) {
-        let (n, tall) = (self.short, &*self.tall);
-        let out = Parts::new(self.gram);
-        self.pool.run(n.div_ceil(STRIP), |k| {
-            let (first, m) = (k * STRIP, STRIP.min(n - k * STRIP));
-            let columns = Strided { data: &tall[first..], row: 1, col: n };
-            // SAFETY: one strip of rows for each task.
-            let out = unsafe { out.part(first * n, m * n) }.as_mut_ptr();
-            unsafe { product_into(out, n, Accumulate::Overwrite, columns, tall, n, m, n, self.long) };
-        });
+        let n = self.short;
+        let columns = Strided { data: &*self.tall, row: 1, col: n };
+        product_by_strips(self.pool, self.gram, columns, self.tall, [n, n, self.long]);
     }
 
     /// poly = a I + b gram + c gram^2
@@ -218,13 +212,24 @@ impl Work<'_> {
 
 /// C `[m, n]` = A `[m, n]` B `[n, n]`
 fn times(pool: &Pool, c: &mut [f64], a: &[f64], b: &[f64], m: usize, n: usize) {
+    product_by_strips(pool, c, Strided { data: a, row: n, col: 1 }, b, [m, n, n]);
+}
+
+/// C `[m, n]` = A `[m, k]` B `[k, n]`, a strip of rows for each task.
+pub(super) fn product_by_strips(
+    pool: &Pool,
+    c: &mut [f64],
+    a: Strided<f64>,
+    b: &[f64],
+    [m, n, k]: [usize; 3],
+) {
     let out = Parts::new(c);
-    pool.run(m.div_ceil(STRIP), |k| {
-        let (first, rows) = (k * STRIP, STRIP.min(m - k * STRIP));
-        let a = Strided { data: &a[first * n..], row: n, col: 1 };
+    pool.run(m.div_ceil(STRIP), |strip| {
+        let (first, rows) = (strip * STRIP, STRIP.min(m - strip * STRIP));
+        let a = Strided { data: &a.data[first * a.row..], ..a };
         // SAFETY: one strip of rows for each task.
         let out = unsafe { out.part(first * n, rows * n) }.as_mut_ptr();
-        unsafe { product_into(out, n, Accumulate::Overwrite, a, b, n, rows, n, n) };
+        unsafe { product_into(out, n, Accumulate::Overwrite, a, b, n, rows, n, k) };
     });
 }
 

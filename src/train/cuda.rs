@@ -1,5 +1,6 @@
 //! A Deep Potential on a GPU, as the learner there sees it.
 
+mod kalman;
 mod kinds;
 mod optimizer;
 mod validation;
@@ -15,6 +16,7 @@ use super::setup::Setup;
 use super::team::Team;
 use super::validate;
 use crate::checkpoint::Arrays;
+use crate::comm::Communicator;
 use crate::data::field::Field;
 use crate::engine::choice::Gpu;
 use crate::engine::cpu::chebyshev::Plan;
@@ -22,17 +24,21 @@ use crate::engine::cuda::core::{Core, Gradient, LossKind, LossTerms, PLACES, Ter
 use crate::engine::cuda::frame::{
     HostFrame, LABEL_ATOM_ENERGY, LABEL_ATOM_PREF, LABEL_ENERGY, LABEL_FORCE, LABEL_VIRIAL,
 };
+use crate::engine::cuda::kalman::Observer;
 use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
 use crate::engine::cuda::shape::Shape;
 use crate::engine::cuda::{form_on_gpu, program};
 use crate::gpu::staging::Staging;
 use crate::gpu::{Device, Event, Numbers, Pinned};
+use crate::loss::observation::{Observation, Observed};
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::loss::{EnerLoss, ErrorSums, LossValue, Term};
+use crate::optim::Target;
 use crate::optim::adam::Rule;
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
-use crate::{Result, bail};
+use crate::{Result, err};
+use kalman::FilterOnGpu;
 use optimizer::DeviceOptimizer;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,6 +59,8 @@ pub struct DeepPotentialOnGpu {
     setup: Arc<Setup>,
     loss: EnerLoss,
     optimizer: DeviceOptimizer,
+    /// LKF, and what it observes.
+    filter: Option<(FilterOnGpu, Observer)>,
     start_lr: f64,
     feed: Feed,
     /// When the numbers of a step are on the device.
@@ -73,7 +81,8 @@ pub fn learner(
     let env = |name: &str| std::env::var(name).ok();
     let training = &setup.input.training;
     let Some(optimizer) = DeviceOptimizer::find(setup) else {
-        bail!("the GPU has no optimizer but Adam, AdamW and HybridMuon");
+        return Err(err!("optimizer: the GPU has Adam, AdamW, HybridMuon, AdaMuon and LKF alone")
+            .help("use --device cpu"));
     };
     let form = form_on_gpu(&setup.model)?;
     let loss = energy_loss(setup);
@@ -81,6 +90,16 @@ pub fn learner(
     let device = team.agree(device)?;
     let built = DeepPotentialOnGpu::build(&device, setup, &optimizer, start_lr);
     let mut core = team.agree(built)?;
+    let target = Target {
+        table: &setup.model.table,
+        pool: crate::engine::cpu::pool::Pool::serial(),
+        single: numbers != Numbers::F64,
+        rank: team.rank(),
+        size: team.size(),
+        seed: training.seed,
+    };
+    let filter = filter(&core, setup, &optimizer, &target);
+    let filter = team.agree(filter)?;
     let first_slot = core.store.capacity() - validation_slots(setup);
     let (free, _) = team.agree(device.memory())?;
     let bytes = (free as f64 * training.gpu_memory) as usize;
@@ -88,7 +107,8 @@ pub fn learner(
     let feed = team.agree(feed)?;
     let (draws, n_params) = (training.gradient_accumulation, setup.params.len());
     let blocks = training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
-    let sum = Sum::choose(team, &device, shared, n_params, draws, blocks, &env)?;
+    // A filter goes by way of the host after each update.
+    let sum = Sum::choose(team, &device, shared || filter.is_some(), n_params, draws, blocks, &env)?;
     let validated = setup.data.validation.iter().flat_map(|data| &data.batch_sizes);
     let largest = setup.data.training.batch_sizes.iter().chain(validated).max();
     let step_bytes = core.turn_bytes(largest.copied().unwrap_or(1));
@@ -97,6 +117,7 @@ pub fn learner(
     let network = DeepPotentialOnGpu {
         loss: EnerLoss::new(loss.clone(), start_lr),
         optimizer,
+        filter,
         start_lr,
         feed,
         copied,
@@ -114,6 +135,28 @@ pub fn learner(
     };
     device.synchronize()?;
     GpuLearner::new(team, network, sum, options)
+}
+
+/// LKF with what it observes, where the input asks for it; with the state of the run that is continued.
+fn filter(
+    core: &Core,
+    setup: &Setup,
+    optimizer: &DeviceOptimizer,
+    target: &Target,
+) -> Result<Option<(FilterOnGpu, Observer)>> {
+    let Some(options) = optimizer.kalman() else { return Ok(None) };
+    if setup.input.training.gradient_accumulation > 1 {
+        return Err(err!("training.gradient_accumulation: on a GPU LKF takes one batch a step").help(
+            "raise training.batch_size instead: a step with a batch of so many frames is the same one",
+        ));
+    }
+    let network = &core.network;
+    let mut filter = FilterOnGpu::new(&core.device, &network.params, &network.grad, options, target)?;
+    if let Some(state) = &setup.resumed {
+        filter.restore(&state.optimizer)?;
+    }
+    let largest = setup.data.training.batch_sizes.iter().copied().max().unwrap_or(1);
+    Ok(Some((filter, kalman::observer(&core.device, largest.max(1))?)))
 }
 
 impl DeepPotentialOnGpu {
@@ -163,6 +206,11 @@ impl DeepPotentialOnGpu {
             core.adapt_if_needed(&setup.params)?;
         }
         Ok(core)
+    }
+
+    fn observer(&self) -> &Observer {
+        let Some((_, observer)) = &self.filter else { unreachable!("only a filter observes") };
+        observer
     }
 
     /// Bits of the terms of the loss for which all frames have labels.
@@ -366,8 +414,40 @@ impl GpuFamily for DeepPotentialOnGpu {
         self.update(false)
     }
 
-    fn optimizer_state(&self) -> Result<Arrays> {
-        let mut saved = self.optimizer.save(&self.core)?;
+    fn observations(&self, step: u64) -> Vec<Observation> {
+        self.filter.as_ref().map_or(Vec::new(), |(filter, _)| filter.observations(step, self.setup.num_steps))
+    }
+
+    fn set_observation(&mut self, slots: &Vec<u32>, observation: &Observation) -> Result<()> {
+        let facts = |&slot: &u32| self.core.store.facts(slot as usize).real_atoms();
+        let real: Vec<Vec<bool>> = slots.iter().map(facts).collect();
+        kalman::set_observation(self.observer(), observation, &real)
+    }
+
+    unsafe fn observe(&self, shape: &Shape) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.observer().observe(&self.core, shape) }
+    }
+
+    fn observed(&self, slots: &Vec<u32>) -> Result<Observed> {
+        kalman::observed(self.observer(), slots.len())
+    }
+
+    fn assimilate(&mut self, count: f64, error: f64, ranks: &mut dyn Communicator) -> Result<()> {
+        let Some((filter, _)) = &mut self.filter else { unreachable!("who observes has a filter") };
+        filter.assimilate(count, error, ranks)?;
+        self.core.update(Gradient::None, false)
+    }
+
+    fn end_observations(&self) -> Result<()> {
+        self.core.follow()
+    }
+
+    fn optimizer_state(&mut self, ranks: &mut dyn Communicator) -> Result<Arrays> {
+        let mut saved = match &mut self.filter {
+            Some((filter, _)) => filter.save(ranks)?,
+            None => self.optimizer.save(&self.core)?,
+        };
         saved.extend(self.average()?.map(average::named));
         Ok(saved)
     }

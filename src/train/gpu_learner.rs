@@ -6,12 +6,15 @@ use super::full_validation::ErrorTable;
 use super::gpu_sum::Sum;
 use super::learner::{Learner, Snapshot, StepReport, Turn};
 use super::replay::Recordings;
+use super::step::error_of_all;
 use super::team::Team;
 use crate::checkpoint::Arrays;
+use crate::comm::Communicator;
 use crate::error::ErrorKind;
 use crate::gpu::memory::Plain;
 use crate::gpu::{Buffer, Device, Event, Pinned};
 use crate::loss::Cost;
+use crate::loss::observation::{Observation, Observed};
 use crate::report::profile::{Phase, Profiler};
 use crate::{Result, err};
 use serde_json::Value;
@@ -110,6 +113,42 @@ pub trait GpuFamily {
         self.update(false)
     }
 
+    /// What a step observes in place of the loss, one after the other, each for an update of its own; nothing where updates go by
+    /// the gradient of the loss.
+    fn observations(&self, _step: u64) -> Vec<Observation> {
+        Vec::new()
+    }
+
+    /// Tells the device what is observed next, and of which batch.
+    fn set_observation(&mut self, _batch: &Self::Batch, _observation: &Observation) -> Result<()> {
+        unreachable!("this family observes nothing")
+    }
+
+    /// First pass, and the gradient of what is observed.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GpuFamily::first_pass`].
+    unsafe fn observe(&self, _shape: &Self::Shape) -> Result<()> {
+        unreachable!("this family observes nothing")
+    }
+
+    /// What a batch has said, when its pass is over.
+    fn observed(&self, _batch: &Self::Batch) -> Result<Observed> {
+        unreachable!("this family observes nothing")
+    }
+
+    /// One update by `count` times the gradient on the device, and the error of what was observed, both over the batches of all
+    /// ranks.
+    fn assimilate(&mut self, _count: f64, _error: f64, _ranks: &mut dyn Communicator) -> Result<()> {
+        unreachable!("this family observes nothing")
+    }
+
+    /// What follows all updates of a step.
+    fn end_observations(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// What a batch cost, when its pass is over.
     fn value(&self, batch: &Self::Batch, asked: &Asked) -> Result<Self::Value>;
 
@@ -128,8 +167,8 @@ pub trait GpuFamily {
         Value::Null
     }
 
-    /// What a checkpoint holds of the optimiser. No step is under way.
-    fn optimizer_state(&self) -> Result<Arrays>;
+    /// What a checkpoint holds of the optimiser, whole on every rank. No step is under way.
+    fn optimizer_state(&mut self, ranks: &mut dyn Communicator) -> Result<Arrays>;
 
     /// Mean errors on the validation set: see [`Learner::validate`].
     fn validate(&mut self, steps: &mut Steps, team: &mut Team, display: u64, rate: f64) -> Result<Vec<f64>>;
@@ -338,6 +377,8 @@ enum Part<K> {
     Whole(K),
     /// The gradient of one draw.
     Gradient(K),
+    /// The gradient of what is observed of one.
+    Observation(K),
     /// Sum over ranks and update.
     Update,
 }
@@ -400,7 +441,7 @@ impl<F: GpuFamily> GpuLearner<F> {
     fn replay(&mut self, part: Part<F::Kind>, shape: &F::Shape) -> Result<()> {
         let Self { family, steps, recordings, wants_norm, .. } = self;
         recordings.retain_for(part, |part| match *part {
-            Part::Whole(kind) | Part::Gradient(kind) => family.keeps(kind),
+            Part::Whole(kind) | Part::Gradient(kind) | Part::Observation(kind) => family.keeps(kind),
             Part::Update => true,
         });
         let OnDevice { device, generation, .. } = family.on_device();
@@ -449,6 +490,50 @@ impl<F: GpuFamily> GpuLearner<F> {
         Ok((batches, turn.stop))
     }
 
+    /// Several updates from one batch, each by one observation, with the model evaluated again before each.
+    fn observe(
+        &mut self,
+        observations: &[Observation],
+        turn: &Turn,
+        team: &mut Team,
+        profiler: &Profiler,
+    ) -> Result<StepReport> {
+        let now = Now { step: turn.step, rank: team.rank(), rate: turn.rate.schedule };
+        let drawn = profiler.time(Phase::DataWait, || self.family.draw())?;
+        let Self { family, steps, .. } = self;
+        let device = family.on_device().device.clone();
+        let batch = family.place(drawn, &now, &mut || steps.wait(&device, team))?;
+        let shape = steps.shape(family, &batch, team)?;
+        let kind = family.kind(&shape);
+        let asked = Asked::Step { turn: *turn, place: turn.step, count: 1.0, add: false };
+        let mut report = StepReport { values: Vec::new(), gradient_norm: f64::NAN, stop: false };
+        for (k, observation) in observations.iter().enumerate() {
+            let span = profiler.span(Phase::Forward);
+            self.family.set_observation(&batch, observation)?;
+            self.steps.send(&mut self.family, &batch, &asked, team)?;
+            self.replay(Part::Observation(kind), &shape)?;
+            self.steps.started(&device)?;
+            let seen = self.family.on_device().status().and_then(|_| self.family.observed(&batch));
+            let seen = team.agree(seen)?;
+            drop(span);
+            if k == 0 && turn.wants_values {
+                report.values.push(self.family.value(&batch, &asked)?.into_shown());
+            }
+            if let Sum::Host(sum) = &mut self.steps.sum {
+                let _span = profiler.span(Phase::Communication);
+                self.family.on_device().grad.read(0, sum.place())?;
+                sum.add(0);
+            }
+            let error = profiler.time(Phase::Communication, || error_of_all(team, &[seen]))?;
+            report.stop |= self.mean(turn.stop, team, profiler)?;
+            let _span = profiler.span(Phase::Optimizer);
+            self.family.assimilate(team.n_groups() as f64, error, team.ranks())?;
+        }
+        self.family.end_observations()?;
+        self.look(turn.step, team)?;
+        Ok(report)
+    }
+
     /// The mean over draws and ranks, where the host makes it; whether to stop.
     fn mean(&mut self, stop: bool, team: &mut Team, profiler: &Profiler) -> Result<bool> {
         let Sum::Host(sum) = &mut self.steps.sum else { return Ok(stop) };
@@ -491,6 +576,7 @@ fn start<F: GpuFamily>(
         match part {
             Part::Whole(_) if matches!(sum, Sum::Alone) && !wants_norm => return family.whole_step(shape),
             Part::Gradient(_) => return family.gradient(shape),
+            Part::Observation(_) => return family.observe(shape),
             Part::Whole(_) => family.gradient(shape)?,
             Part::Update => {}
         }
@@ -508,6 +594,10 @@ impl<F: GpuFamily> Learner for GpuLearner<F> {
         if turn.reconsiders() {
             self.wait(team)?;
             self.family.reconsider()?;
+        }
+        let observations = self.family.observations(turn.step);
+        if !observations.is_empty() {
+            return self.observe(&observations, turn, team, profiler);
         }
         let (batches, mut stop) = self.draws(turn, team, profiler)?;
         let _span = profiler.span(Phase::Optimizer);
@@ -541,12 +631,13 @@ impl<F: GpuFamily> Learner for GpuLearner<F> {
 
     fn snapshot(&mut self, team: &mut Team) -> Result<Snapshot> {
         self.wait(team)?;
+        let optimizer = self.family.optimizer_state(team.ranks())?;
         let on_device = self.family.on_device();
         let status = on_device.status()?;
         let under_way = self.looks.under_way.then(|| self.looks.seen());
         Ok(Snapshot {
             params: on_device.read(on_device.params)?,
-            optimizer: self.family.optimizer_state()?,
+            optimizer,
             engine: self.family.state(&status, under_way),
         })
     }

@@ -278,7 +278,7 @@ fn check_finite(loss: f64, turn: &Turn) -> Result<()> {
 
 /// The mean error of the frames of all groups, times the root of their number. Draw k of group g was draw k * n_groups + g: always
 /// the same order of addition.
-fn error_of_all(team: &mut Team, mine: &[Observed]) -> Result<f64> {
+pub(super) fn error_of_all(team: &mut Team, mine: &[Observed]) -> Result<f64> {
     let bytes: Vec<u8> = mine.iter().flat_map(|o| [o.error, o.frames]).flat_map(f64::to_le_bytes).collect();
     let everyones = team.gather_bytes(&bytes)?;
     let (mut error, mut frames) = (0.0, 0.0);

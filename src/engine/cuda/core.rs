@@ -710,13 +710,13 @@ impl Core {
         self.embed()
     }
 
-    /// From now on updates are those of HybridMuon.
+    /// From now on updates are those of HybridMuon or AdaMuon.
     pub fn use_muon(&mut self, plan: &MuonPlan) -> Result<()> {
         self.muon = Some(Muon::new(&self.network, plan)?);
         Ok(())
     }
 
-    /// How far gradient and mean of each matrix have agreed, where the optimiser is HybridMuon.
+    /// How far gradient and mean of each matrix have agreed, where the optimiser is one of these.
     pub fn alignment(&self) -> Option<&Buffer<f64>> {
         self.muon.as_ref().map(|muon| &muon.alignment)
     }

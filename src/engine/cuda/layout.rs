@@ -301,6 +301,15 @@ structures! {
         tasks: [Task; MAX_TASKS],
     }
 
+    /// Products of one launch that are more than its arguments have room for.
+    ProductList {
+        workspace: (real*),
+        counters: (u32*),
+        /// `[n_tasks]`
+        tasks: (const Task*),
+        n_tasks: i32, n_tiles: i32,
+    }
+
     /// Sums over the rows of one layer of one group: bias and time step, or the output layer.
     Columns {
         dl_z: (const real*), dl_y: (const real*), f: (const real*), d: (const real*), de_y: (const real*),
@@ -345,13 +354,14 @@ structures! {
         rows: i32, cols: i32, ld: i32, n: i32, ldn: i32, first_block: i32, steps: i32, adds_least: i32,
     }
 
-    /// The state of HybridMuon and what it works on.
+    /// The state of HybridMuon or AdaMuon and what it works on.
     Muon {
         params: (double*), first: (double*), second: (double*),
         grad: (const double*), squares: (const double*),
         /// `[matrix_blocks, 4]`
         sums: (double*),
-        /// `[n_matrices]` each: how far gradient and mean have agreed, 1 / norm, what the learning rate is multiplied by
+        /// `[n_matrices]` each: how far gradient and mean have agreed, what a direction is multiplied by to be that of the orthogonal
+        /// Matrix, and what the learning rate is multiplied by
         alignment: (double*), inverse: (double*), length: (double*),
         matrices: (const Matrix*),
         /// `[n_matrices, most_steps, 3]`
@@ -362,7 +372,45 @@ structures! {
         status: (Status*),
         n_vector: u64, n_params: u64,
         momentum: f64, weight_decay: f64,
+        /// Of vectors: what the learning rate is multiplied by, and what is added to the root of the second moment
+        vector_rate: f64, vector_epsilon: f64,
         n_matrices: i32, matrix_blocks: i32, most_steps: i32, is_damped: i32,
+        /// Directions are signs, and what becomes of them is evened out: AdaMuon
+        is_even: i32,
+        /// Steps after which the small matrices are made from the large ones again; 0: never
+        restart: i32,
+    }
+
+    /// One covariance of LKF, as tiles of its lower half.
+    Covariance {
+        /// Of its parameters, in the order of blocks
+        first: u64,
+        /// Among all tiles, and among all strips of rows
+        first_tile: u64, first_strip: u64,
+        n: i32, strips: i32,
+    }
+
+    /// The covariances of LKF and what they work on.
+    Kalman {
+        params: (double*), grad: (const double*),
+        /// `[n_tiles, 64, 64]`, and what each brings to its rows and columns: `[n_tiles, 2, 64]`
+        tiles: (double*), parts: (double*),
+        /// In the order of blocks: the gradient, the covariance times it, and that of the update before
+        h: (double*), gain: (double*), last: (const double*),
+        /// `[n_strips]` and `[n_blocks]` parts of h k
+        dots: (double*), sums: (double*),
+        blocks: (const Covariance*),
+        /// `[n_params]` the parameter at each place of the order of blocks
+        order: (const u32*),
+        n_params: u64,
+        n_blocks: i32, unused: i32,
+    }
+
+    /// What is observed of a batch in place of its loss.
+    Observing {
+        prefactor: f64,
+        /// Atoms of each frame whose forces are observed; 0: its energy is
+        n_places: u32, unused: u32,
     }
 
     /// What an evaluation notices.

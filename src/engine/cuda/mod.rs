@@ -24,6 +24,7 @@ pub mod frame;
 pub mod store;
 pub mod direct;
 pub mod muon;
+pub mod kalman;
 pub mod core;
 pub mod evaluate;
 #[cfg(test)]

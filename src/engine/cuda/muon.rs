@@ -1,18 +1,23 @@
-//! HybridMuon on the device: its memory, and the kernels of an update with all their arguments.
+//! HybridMuon and AdaMuon on the device: its memory, and the kernels of an update with all their arguments.
 //!
 //! See `kernels/muon.cu` for what they do and `optim/muon.rs` for the optimiser itself.
 
-use super::layout::{Matrix, Muon as Arguments, Task};
+use super::layout::{MAX_TASKS, Matrix, Muon as Arguments, Task};
 use super::network::{Network, PER_BLOCK, padded};
-use super::products::{Operands, ProductLaunch};
-use super::program::{MUON_MEASURE, MUON_MOVE, MUON_PAUSE, MUON_POLYNOMIAL, MUON_PREPARE};
+use super::products::{Operands, ProductLaunch, ProductList};
+use super::program::{
+    MUON_EVEN, MUON_EVEN_LENGTH, MUON_MEASURE, MUON_MOVE, MUON_PAUSE, MUON_POLYNOMIAL, MUON_PREPARE,
+};
 use crate::gpu::{Buffer, Device, DevicePtr, Launch, Numbers, Ptr, Real};
-use crate::{Result, bail};
+use crate::{Result, err};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Blocks for the elements of a polynomial.
 const POLYNOMIAL_BLOCKS: usize = 32;
+
+/// Steps after which floats begin again with X.
+const RESTART: usize = 2;
 
 /// What is to be done with the parameters.
 #[derive(Debug, Clone)]
@@ -21,7 +26,13 @@ pub struct MuonPlan {
     pub vectors: Vec<Range<usize>>,
     pub momentum: f64,
     pub weight_decay: f64,
+    /// Steps of a matrix are shorter where gradient and mean disagree.
     pub is_damped: bool,
+    /// AdaMuon: directions are signs, and what becomes of them is evened out.
+    pub is_even: bool,
+    /// Of vectors: what the learning rate is multiplied by, and what is added to the root of the second moment.
+    pub vector_rate: f64,
+    pub vector_epsilon: f64,
 }
 
 /// A matrix of the parameters.
@@ -42,6 +53,10 @@ impl MatrixPlan {
     fn short(&self) -> usize {
         self.shape[0].min(self.shape[1])
     }
+
+    fn is_tall(&self) -> bool {
+        self.shape[0] >= self.shape[1]
+    }
 }
 
 /// Where the matrices of one parameter matrix are.
@@ -59,6 +74,7 @@ struct Places {
 
 enum Stage {
     Products(Box<ProductLaunch>),
+    List(Box<ProductList>),
     Polynomial(usize),
     Pause,
 }
@@ -77,15 +93,23 @@ pub struct Muon {
 impl Muon {
     pub fn new(network: &Network, plan: &MuonPlan) -> Result<Muon> {
         let device = &network.device;
-        if device.numbers != Numbers::F64 {
-            bail!("the GPU has HybridMuon for models of float64 only");
+        if matches!(device.numbers, Numbers::Tf32 | Numbers::Bf16) {
+            let e = err!("optimizer: on a GPU HybridMuon and AdaMuon want products in float32 or float64");
+            return Err(e.help("leave training.gpu_products and training.mixed_precision out, or take Adam"));
         }
         for kernel in [MUON_PREPARE.name(), MUON_MEASURE.name(), MUON_POLYNOMIAL.name(), MUON_PAUSE.name()] {
             device.foresee(kernel);
         }
         device.foresee(MUON_MOVE.name());
+        if plan.is_even {
+            [MUON_EVEN.name(), MUON_EVEN_LENGTH.name()].into_iter().for_each(|kernel| device.foresee(kernel));
+        }
         let (memory, places) = make_room(device, plan)?;
-        let mut stages = Builder { device, plan, places: &places }.stages();
+        // The rounding errors of G grow from step to step, and what becomes negative of it has no end.
+        let restart = if device.numbers == Numbers::F64 { 0 } else { RESTART };
+        let builder = Builder { device, plan, places: &places, restart };
+        let mut stages = builder.stages()?;
+        let moved = |m: &MatrixPlan, at: &Places| builder.x_and_next(at, m.polynomials.len())[1];
         let (workspace, counters) = place_products(device, &mut stages)?;
         let most_steps = plan.matrices.iter().map(|m| m.polynomials.len()).max().unwrap_or(0);
         let mut first_block = 0;
@@ -94,7 +118,7 @@ impl Muon {
             .iter()
             .zip(&places)
             .map(|(m, at)| {
-                let matrix = describe(m, at, first_block);
+                let matrix = describe(m, at, moved(m, at), first_block);
                 first_block += m.range.len().div_ceil(PER_BLOCK);
                 matrix
             })
@@ -141,6 +165,10 @@ impl Muon {
             matrix_blocks: first_block as i32,
             most_steps: most_steps as i32,
             is_damped: i32::from(plan.is_damped),
+            is_even: i32::from(plan.is_even),
+            restart: restart as i32,
+            vector_rate: plan.vector_rate,
+            vector_epsilon: plan.vector_epsilon,
             ..Arguments::default()
         };
         let _memory =
@@ -170,6 +198,7 @@ impl Muon {
             for stage in &self.stages {
                 match stage {
                     Stage::Products(launch) => launch.launch(device, main)?,
+                    Stage::List(list) => list.launch(device, main)?,
                     Stage::Pause => pause()?,
                     Stage::Polynomial(k) => {
                         let launch = Launch::new(n_matrices * POLYNOMIAL_BLOCKS, 256);
@@ -177,6 +206,10 @@ impl Muon {
                         MUON_POLYNOMIAL.launch(device, main, launch, step)?;
                     }
                 }
+            }
+            if n_matrices > 0 && arguments.is_even != 0 {
+                MUON_EVEN.launch(device, main, Launch::new(blocks, 256), (arguments,))?;
+                MUON_EVEN_LENGTH.launch(device, main, Launch::new(n_matrices, 256), (arguments,))?;
             }
             let blocks = blocks + self.n_vector.div_ceil(PER_BLOCK);
             MUON_MOVE.launch(device, main, Launch::new(blocks, 256), (arguments, n_squares))?;
@@ -186,12 +219,12 @@ impl Muon {
     }
 }
 
-fn describe(m: &MatrixPlan, at: &Places, first_block: usize) -> Matrix {
+fn describe(m: &MatrixPlan, at: &Places, moved: DevicePtr, first_block: usize) -> Matrix {
     let [rows, cols] = m.shape;
     Matrix {
         flat: m.range.start as u64,
         x: at.x,
-        moved: at.moved,
+        moved,
         gram: at.gram,
         square: at.square,
         polynomial: at.polynomial,
@@ -234,63 +267,109 @@ fn make_room(device: &Arc<Device>, plan: &MuonPlan) -> Result<(Buffer<Real>, Vec
 
 /// Gives products that are cut into pieces what they need beside; kernels follow each other, so all of them share it.
 fn place_products(device: &Arc<Device>, stages: &mut [Stage]) -> Result<(Buffer<Real>, Buffer<u32>)> {
-    let mut launches: Vec<&mut ProductLaunch> = stages
-        .iter_mut()
-        .filter_map(|stage| match stage {
-            Stage::Products(launch) => Some(&mut **launch),
-            _ => None,
-        })
-        .collect();
-    let most =
-        |of: fn(&ProductLaunch) -> usize| launches.iter().map(|launch| of(launch)).max().unwrap_or(0).max(1);
-    let workspace = Buffer::zeroed_reals(device, most(|launch| launch.workspace), "products")?;
-    let counters = Buffer::zeroed(device, most(ProductLaunch::tiles), "products")?;
-    launches.iter_mut().for_each(|launch| launch.place(workspace.address(), counters.address()));
+    let needs = |stage: &Stage| match stage {
+        Stage::Products(launch) => [launch.workspace, launch.tiles()],
+        Stage::List(list) => [list.workspace, list.tiles()],
+        Stage::Polynomial(_) | Stage::Pause => [0, 0],
+    };
+    let most = |k: usize| stages.iter().map(|stage| needs(stage)[k]).max().unwrap_or(0).max(1);
+    let workspace = Buffer::zeroed_reals(device, most(0), "products")?;
+    let counters = Buffer::zeroed(device, most(1), "products")?;
+    for stage in stages {
+        match stage {
+            Stage::Products(launch) => launch.place(workspace.address(), counters.address()),
+            Stage::List(list) => list.place(workspace.address(), counters.address()),
+            Stage::Polynomial(_) | Stage::Pause => {}
+        }
+    }
     Ok((workspace, counters))
 }
 
 struct Builder<'a> {
-    device: &'a Device,
+    device: &'a Arc<Device>,
     plan: &'a MuonPlan,
     places: &'a [Places],
+    /// Steps after which G is made from X again; 0: never.
+    restart: usize,
 }
 
 impl Builder<'_> {
-    fn stages(&self) -> Vec<Stage> {
+    fn stages(&self) -> Result<Vec<Stage>> {
         let mut stages = Vec::new();
         let most = self.plan.matrices.iter().map(|m| m.polynomials.len()).max().unwrap_or(0);
-        let tall = |m: &MatrixPlan| m.shape[0] >= m.shape[1];
         // X was made two kernels before, so it does not matter that some products read it early.
-        self.add(&mut stages, Operands::Tn, |m, at| tall(m).then(|| gram(m, at)));
-        self.add(&mut stages, Operands::Nt, |m, at| (!tall(m)).then(|| gram(m, at)));
+        self.grams(&mut stages, 0)?;
         for k in 0..most {
             let at_work = |m: &MatrixPlan| k < m.polynomials.len();
-            let goes_on = |m: &MatrixPlan| k + 1 < m.polynomials.len();
+            // G of the next step follows from that of this one.
+            let goes_on = |m: &MatrixPlan| k + 1 < m.polynomials.len() && !self.begins(k + 1);
             let small = |m: &MatrixPlan, [a, b, c]: [DevicePtr; 3]| symmetric(m.short(), a, b, c);
+            if k > 0 && self.begins(k) {
+                self.turned(&mut stages, at_work, Some(k))?;
+                stages.push(Stage::Pause);
+                self.grams(&mut stages, k)?;
+            }
             self.add(&mut stages, Operands::Tn, |m, at| {
                 at_work(m).then(|| small(m, [at.gram, at.gram, at.square]))
-            });
+            })?;
             stages.push(Stage::Polynomial(k));
             let (now, next) = ((k + 1) % 2, k % 2);
             let mut tasks: Vec<Task> = Vec::new();
             for (m, at) in self.plan.matrices.iter().zip(self.places) {
-                if k > 0 && at_work(m) {
+                if !self.begins(k) && at_work(m) {
                     tasks.push(small(m, [at.all[now], at.polynomial, at.all[next]]));
                 }
                 if goes_on(m) {
                     tasks.push(small(m, [at.gram, at.polynomial, at.spare]));
                 }
             }
-            self.push(&mut stages, Operands::Tn, &tasks);
+            self.push(&mut stages, Operands::Tn, &tasks)?;
             self.add(&mut stages, Operands::Tn, |m, at| {
                 goes_on(m).then(|| small(m, [at.polynomial, at.spare, at.gram]))
-            });
+            })?;
         }
+        self.turned(&mut stages, |_| true, None)?;
+        Ok(stages)
+    }
+
+    /// Whether G of a step is made from X.
+    fn begins(&self, k: usize) -> bool {
+        k == 0 || self.restart > 0 && k.is_multiple_of(self.restart)
+    }
+
+    /// X of a step, and the place for the next one, which take turns; X has been made anew before the later steps that begin with it.
+    fn x_and_next(&self, at: &Places, k: usize) -> [DevicePtr; 2] {
+        match (1..k).filter(|&k| self.begins(k)).count() % 2 {
+            0 => [at.x, at.moved],
+            _ => [at.moved, at.x],
+        }
+    }
+
+    /// G of X, at the beginning of a step.
+    fn grams(&self, stages: &mut Vec<Stage>, k: usize) -> Result<()> {
+        let at_work = |m: &MatrixPlan| k < m.polynomials.len();
+        let of = |m: &MatrixPlan, at: &Places| gram(m, self.x_and_next(at, k + 1)[0], at.gram);
+        self.add(stages, Operands::Tn, |m, at| (at_work(m) && m.is_tall()).then(|| of(m, at)))?;
+        self.add(stages, Operands::Nt, |m, at| (at_work(m) && !m.is_tall()).then(|| of(m, at)))
+    }
+
+    /// X of some matrices times all polynomials since it was made: those before step `k`, or all.
+    fn turned(
+        &self,
+        stages: &mut Vec<Stage>,
+        which: impl Fn(&MatrixPlan) -> bool,
+        k: Option<usize>,
+    ) -> Result<()> {
         // Q was made just before.
         stages.push(Stage::Pause);
-        self.add(&mut stages, Operands::Nn, |m, at| tall(m).then(|| turned_tall(m, at)));
-        self.add(&mut stages, Operands::Tn, |m, at| (!tall(m)).then(|| turned_wide(m, at)));
-        stages
+        let [tall, wide] = [turned_tall, turned_wide];
+        let of = |task: fn(&MatrixPlan, [DevicePtr; 3]) -> Task, m: &MatrixPlan, at: &Places| {
+            let k = k.unwrap_or(m.polynomials.len());
+            let [x, next] = self.x_and_next(at, k);
+            task(m, [x, at.all[(k + 1) % 2], next])
+        };
+        self.add(stages, Operands::Nn, |m, at| (which(m) && m.is_tall()).then(|| of(tall, m, at)))?;
+        self.add(stages, Operands::Tn, |m, at| (which(m) && !m.is_tall()).then(|| of(wide, m, at)))
     }
 
     fn add(
@@ -298,21 +377,22 @@ impl Builder<'_> {
         stages: &mut Vec<Stage>,
         operands: Operands,
         task: impl Fn(&MatrixPlan, &Places) -> Option<Task>,
-    ) {
+    ) -> Result<()> {
         let all = self.plan.matrices.iter().zip(self.places);
         let tasks: Vec<Task> = all.filter_map(|(m, at)| task(m, at)).collect();
-        self.push(stages, operands, &tasks);
+        self.push(stages, operands, &tasks)
     }
 
-    fn push(&self, stages: &mut Vec<Stage>, operands: Operands, tasks: &[Task]) {
+    /// All in one launch, as they are small: where they are too many for its arguments, from a list.
+    fn push(&self, stages: &mut Vec<Stage>, operands: Operands, tasks: &[Task]) -> Result<()> {
+        if operands == Operands::Tn && tasks.len() > MAX_TASKS {
+            stages.push(Stage::List(Box::new(ProductList::new(self.device, tasks)?)));
+            return Ok(());
+        }
         let launches = ProductLaunch::new(self.device, operands, tasks, None);
         stages.extend(launches.into_iter().map(|launch| Stage::Products(Box::new(launch))));
+        Ok(())
     }
-}
-
-/// Where all polynomials of a matrix are in the end.
-fn all_of(m: &MatrixPlan, at: &Places) -> DevicePtr {
-    at.all[(m.polynomials.len() + 1) % 2]
 }
 
 /// C = A^T B, all `[n, n]`; A is symmetric.
@@ -323,25 +403,23 @@ fn symmetric(n: usize, a: DevicePtr, b: DevicePtr, c: DevicePtr) -> Task {
 }
 
 /// G = X^T X of a tall matrix, or X X^T of a wide one: which of them is up to the operands.
-fn gram(m: &MatrixPlan, at: &Places) -> Task {
+fn gram(m: &MatrixPlan, x: DevicePtr, c: DevicePtr) -> Task {
     let ([rows, cols], n) = (m.shape, m.short());
     let (ld, ldc) = (padded(cols) as i32, padded(n) as i32);
     let (n, k) = (n as i32, rows.max(cols) as i32);
-    Task { a: at.x, b: at.x, c: at.gram, lda: ld, ldb: ld, ldc, m: n, n, k, ..Task::default() }
+    Task { a: x, b: x, c, lda: ld, ldb: ld, ldc, m: n, n, k, ..Task::default() }
 }
 
-/// X Q
-fn turned_tall(m: &MatrixPlan, at: &Places) -> Task {
+/// C = X Q
+fn turned_tall(m: &MatrixPlan, [a, b, c]: [DevicePtr; 3]) -> Task {
     let [rows, cols] = m.shape.map(|n| n as i32);
     let (ld, ldn) = (padded(m.shape[1]) as i32, padded(m.short()) as i32);
-    let (a, b, c) = (at.x, all_of(m, at), at.moved);
     Task { a, b, c, lda: ld, ldb: ldn, ldc: ld, m: rows, n: cols, k: cols, ..Task::default() }
 }
 
-/// Q X
-fn turned_wide(m: &MatrixPlan, at: &Places) -> Task {
+/// C = Q X
+fn turned_wide(m: &MatrixPlan, [x, q, c]: [DevicePtr; 3]) -> Task {
     let [rows, cols] = m.shape.map(|n| n as i32);
     let (ld, ldn) = (padded(m.shape[1]) as i32, padded(m.short()) as i32);
-    let (a, b, c) = (all_of(m, at), at.x, at.moved);
-    Task { a, b, c, lda: ldn, ldb: ld, ldc: ld, m: rows, n: cols, k: rows, ..Task::default() }
+    Task { a: q, b: x, c, lda: ldn, ldb: ld, ldc: ld, m: rows, n: cols, k: rows, ..Task::default() }
 }

@@ -1,9 +1,10 @@
 //! Chooses tiles for dense products and cuts long ones into pieces.
 
-use super::layout::{Kind, MAX_TASKS, Products, Task};
+use super::layout::{Kind, MAX_TASKS, ProductList as ListArguments, Products, Task};
 use crate::Result;
 use crate::gpu::launch::Signature;
-use crate::gpu::{Device, DevicePtr, Kernel, Launch, Numbers, Stream};
+use crate::gpu::{Buffer, Device, DevicePtr, Kernel, Launch, Numbers, Stream};
+use std::sync::Arc;
 
 /// Which operands are transposed in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,10 +158,23 @@ pub fn bits(numbers: Numbers) -> usize {
 /// What every kernel for products takes.
 pub fn signatures() -> Vec<Signature> {
     let names = NAMES.into_iter().flatten().chain(team_tiles().names).flatten();
-    names.filter(|name| !name.is_empty()).map(|name| kernel(name).signature()).collect()
+    let of_lists = LISTS.map(|(_, name)| list_kernel(name).signature());
+    names.filter(|name| !name.is_empty()).map(|name| kernel(name).signature()).chain(of_lists).collect()
 }
 
 fn kernel(name: &'static str) -> Kernel<(Products,)> {
+    Kernel::named(name)
+}
+
+/// The kernels that take products from a list, by those that have the same tiles.
+const LISTS: [(&str, &str); 4] = [
+    ("product_medium_tn", "product_medium_tn_list"),
+    ("product_wide_tn", "product_wide_tn_list"),
+    ("product_large_tn", "product_large_tn_list"),
+    ("product_huge_tn", "product_huge_tn_list"),
+];
+
+fn list_kernel(name: &'static str) -> Kernel<(ListArguments,)> {
     Kernel::named(name)
 }
 
@@ -235,13 +249,7 @@ impl ProductLaunch {
     }
 
     fn of(device: &Device, operands: Operands, tasks: &[Task], most: Option<usize>) -> ProductLaunch {
-        let gpu = Gpu {
-            numbers: device.numbers,
-            multiprocessors: device.multiprocessors,
-            max_shared: device.max_shared(),
-            // With floats they were no faster.
-            teams: device.clusters && device.numbers == Numbers::F64,
-        };
+        let gpu = Gpu::of(device);
         let team = team(&gpu, operands, tasks);
         let is_team = team.is_some();
         let (tiles, pieces) = team.unwrap_or_else(|| choose(&gpu, operands, tasks));
@@ -303,6 +311,70 @@ impl ProductLaunch {
     }
 }
 
+/// Products that are started together however many they are: they stand in memory of the device. A is transposed there.
+pub struct ProductList {
+    kernel: Kernel<(ListArguments,)>,
+    launch: Launch,
+    arguments: ListArguments,
+    /// Numbers of workspace that it needs.
+    pub workspace: usize,
+    _tasks: Buffer<Task>,
+}
+
+impl ProductList {
+    /// Cuts products into tiles; they are stored as they come.
+    pub fn new(device: &Arc<Device>, tasks: &[Task]) -> Result<ProductList> {
+        let (tiles, pieces) = choose(&Gpu::of(device), Operands::Tn, tasks);
+        let (mut first, longest) = (0, longest(tasks));
+        let cut = |task: &Task| {
+            let splits = tiles.pieces(task, pieces, longest);
+            let tiles_n = (task.n as usize).div_ceil(tiles.n) as i32;
+            let cut = Task { tiles_n, first_tile: first, splits: splits as i32, ..*task };
+            first += (tiles.count(task) * splits) as i32;
+            cut
+        };
+        let tasks: Vec<Task> = tasks.iter().map(cut).collect();
+        let adds = tasks.iter().any(|task| task.splits > 1);
+        let same = tiles.names[Operands::Tn as usize][0];
+        let (_, name) = LISTS.into_iter().find(|(plain, _)| *plain == same).expect("all of these have one");
+        device.foresee(name);
+        let of_device = Buffer::of(device, &tasks, "products")?;
+        Ok(ProductList {
+            kernel: list_kernel(name),
+            launch: Launch::new(first as usize, tiles.threads())
+                .shared(tiles.shared(Operands::Tn, device.numbers.size())),
+            arguments: ListArguments {
+                tasks: of_device.address(),
+                n_tasks: tasks.len() as i32,
+                n_tiles: first,
+                ..ListArguments::default()
+            },
+            workspace: if adds { first as usize * tiles.m * tiles.n } else { 0 },
+            _tasks: of_device,
+        })
+    }
+
+    /// Tiles of all products; each needs a counter.
+    pub fn tiles(&self) -> usize {
+        self.arguments.n_tiles as usize
+    }
+
+    /// Tells where pieces and counters are.
+    pub fn place(&mut self, workspace: DevicePtr, counters: DevicePtr) {
+        (self.arguments.workspace, self.arguments.counters) = (workspace, counters);
+    }
+
+    /// Starts the products.
+    ///
+    /// # Safety
+    ///
+    /// As for [`ProductLaunch::launch`].
+    pub unsafe fn launch(&self, device: &Device, stream: Stream) -> Result<()> {
+        // SAFETY: the grid covers the tiles of the tasks, which are kept here; the rest is the caller's word.
+        unsafe { self.kernel.launch(device, stream, self.launch, (self.arguments,)) }
+    }
+}
+
 /// Tiles of products that share so many rows in any way.
 fn most_tiles(tiles: &Tiles, tasks: &[Task], rows: usize) -> i32 {
     let of_rows = (rows + tasks.len() * (tiles.m - 1)) / tiles.m;
@@ -351,6 +423,18 @@ struct Gpu {
     max_shared: usize,
     /// Blocks may make a tile together.
     teams: bool,
+}
+
+impl Gpu {
+    fn of(device: &Device) -> Gpu {
+        Gpu {
+            numbers: device.numbers,
+            multiprocessors: device.multiprocessors,
+            max_shared: device.max_shared(),
+            // With floats they were no faster.
+            teams: device.clusters && device.numbers == Numbers::F64,
+        }
+    }
 }
 
 /// The tiles and pieces of products that a team of blocks makes each tile of: few rows with a long inner dimension.

@@ -1,7 +1,8 @@
 //! The kernels of Deep Potential: their files, and what each of them takes.
 
 use super::layout::{
-    self, Batch, Columns, Direct, Embedding, Frame, Listed, MAX_LAYERS, MAX_TASKS, Muon, Status, Turn, View,
+    self, Batch, Columns, Direct, Embedding, Frame, Kalman, Listed, MAX_LAYERS, MAX_TASKS, Muon, Observing,
+    Status, Turn, View,
 };
 use super::products;
 use crate::Result;
@@ -11,7 +12,7 @@ use crate::model::dp::options::Form;
 use std::sync::Arc;
 
 /// In the order in which they need each other.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     include_str!("kernels/ptx.cu"),
     include_str!("kernels/common.cu"),
     include_str!("kernels/product.cu"),
@@ -22,6 +23,7 @@ const SOURCES: [&str; 12] = [
     include_str!("kernels/loss.cu"),
     include_str!("kernels/update.cu"),
     include_str!("kernels/muon.cu"),
+    include_str!("kernels/kalman.cu"),
     include_str!("kernels/evaluate.cu"),
     include_str!("kernels/fold.cu"),
 ];
@@ -76,8 +78,17 @@ kernels! {
     MUON_PREPARE = "muon_prepare" (Muon, i32);
     MUON_MEASURE = "muon_measure" (Muon);
     MUON_POLYNOMIAL = "muon_polynomial" (Muon, i32, i32);
+    MUON_EVEN = "muon_even" (Muon);
+    MUON_EVEN_LENGTH = "muon_even_length" (Muon);
     MUON_PAUSE = "muon_pause" (Ptr<Status>);
     MUON_MOVE = "muon_move" (Muon, i32);
+    KALMAN_BEGIN = "kalman_begin" (Kalman);
+    KALMAN_GATHER = "kalman_gather" (Kalman, f64);
+    KALMAN_PASS = "kalman_pass" (Kalman, f64, f64, i32, i32);
+    KALMAN_GAIN = "kalman_gain" (Kalman);
+    KALMAN_SUMS = "kalman_sums" (Kalman);
+    KALMAN_MOVE = "kalman_move" (Kalman, f64);
+    KALMAN_OBSERVE = "kalman_observe" (Batch, Ptr<Observing>, Ptr<u32>, Ptr<f64>);
 }
 
 /// Kernels that training does not need.
@@ -126,7 +137,7 @@ fn program(numbers: Numbers, form: Form, env: &dyn Fn(&str) -> Option<String>) -
         options,
         signatures: signatures().into_iter().chain(products::signatures()).collect(),
         always: |kernel| {
-            !["product_", "direct_", "muon_"].iter().any(|kind| kernel.starts_with(kind))
+            !["product_", "direct_", "muon_", "kalman_"].iter().any(|kind| kernel.starts_with(kind))
                 && ![PAIR_FORCES_FAR.name(), FORCES_LISTED_FAR.name(), FOLLOW.name()].contains(&kernel)
                 && !EVALUATION.contains(&kernel)
         },
@@ -175,7 +186,7 @@ mod tests {
             ];
             assert!(waits.iter().any(|call| body.contains(call)), "{name}");
         }
-        let run = source.split("void run(const Products& p) {").nth(1).expect("products have one body");
+        let run = source.split("void run(const P& p) {").nth(1).expect("products have one body");
         let before_a = run.split("load_a.start(").next().unwrap_or_default();
         assert!(before_a.contains("after_previous();"), "products wait before they read what a kernel made");
         let bodies = [

@@ -3,6 +3,7 @@
 use super::learner::{Evaluation, metrics_over_ranks};
 use super::structures::{Nothing, Structure, Structures};
 use crate::checkpoint::Arrays;
+use crate::comm::Communicator;
 use crate::engine::choice::Gpu;
 use crate::engine::pinet::cuda::core::{Core, LossTerms, Resident, turn_of};
 use crate::engine::pinet::cuda::layout::{Clipping, Status, Turn as Numbers};
@@ -253,7 +254,7 @@ impl GpuFamily for PinetOnGpu {
         }
     }
 
-    fn optimizer_state(&self) -> Result<Arrays> {
+    fn optimizer_state(&mut self, _ranks: &mut dyn Communicator) -> Result<Arrays> {
         let mut saved = [0; 2].map(|_| vec![0.0; self.core.n_params()]);
         self.core.moments.iter().zip(&mut saved).try_for_each(|(buffer, x)| buffer.read(0, x))?;
         Ok(moments::named(saved))

@@ -5,15 +5,21 @@ use crate::checkpoint::{Array, Arrays};
 use crate::engine::cuda::core::Core;
 use crate::engine::cuda::muon::MuonPlan;
 use crate::optim::adam::AdamOptions;
+use crate::optim::kalman::KalmanOptions;
 use crate::optim::muon::{self, MuonOptions};
 use crate::optim::{moments, restored};
 use crate::train::setup::Setup;
 
 pub enum DeviceOptimizer {
     Adam(AdamOptions),
-    /// HybridMuon, and Adam for what is no matrix.
+    /// HybridMuon or AdaMuon, and Adam for what is no matrix.
     Muon {
         plan: MuonPlan,
+        adam: AdamOptions,
+    },
+    /// LKF, which is told no rate: the numbers of its steps have those of an Adam that nobody asks for.
+    Kalman {
+        options: KalmanOptions,
         adam: AdamOptions,
     },
 }
@@ -24,8 +30,12 @@ impl DeviceOptimizer {
         if let Some(&adam) = setup.input.optimizer.options::<AdamOptions>() {
             return Some(DeviceOptimizer::Adam(adam));
         }
+        if let Some(&options) = setup.input.optimizer.options::<KalmanOptions>() {
+            let adam = AdamOptions { beta1: 0.9, beta2: 0.999, weight_decay: 0.0, decoupled: false };
+            return Some(DeviceOptimizer::Kalman { options, adam });
+        }
         let muon = setup.input.optimizer.options::<MuonOptions>()?;
-        let plan = muon.on_device(&setup.model.table)?;
+        let plan = muon.on_device(&setup.model.table);
         let [beta1, beta2] = muon.adam_betas;
         let adam = AdamOptions { beta1, beta2, weight_decay: 0.0, decoupled: false };
         Some(DeviceOptimizer::Muon { plan, adam })
@@ -34,7 +44,9 @@ impl DeviceOptimizer {
     /// What is no matrix moves by it.
     pub fn adam(&self) -> &AdamOptions {
         match self {
-            DeviceOptimizer::Adam(adam) | DeviceOptimizer::Muon { adam, .. } => adam,
+            DeviceOptimizer::Adam(adam)
+            | DeviceOptimizer::Muon { adam, .. }
+            | DeviceOptimizer::Kalman { adam, .. } => adam,
         }
     }
 
@@ -46,12 +58,24 @@ impl DeviceOptimizer {
     /// Makes room on the device.
     pub fn prepare(&self, core: &mut Core) -> Result<()> {
         match self {
-            DeviceOptimizer::Adam(_) => Ok(()),
+            DeviceOptimizer::Adam(_) | DeviceOptimizer::Kalman { .. } => Ok(()),
             DeviceOptimizer::Muon { plan, .. } => core.use_muon(plan),
         }
     }
 
+    /// The options of the filter, where it is one: its state is beside the network.
+    pub fn kalman(&self) -> Option<KalmanOptions> {
+        match self {
+            DeviceOptimizer::Kalman { options, .. } => Some(*options),
+            _ => None,
+        }
+    }
+
+    /// Continues with what was saved, as far as it belongs to the network.
     pub fn restore(&self, core: &Core, saved: &Arrays) -> Result<()> {
+        if self.kalman().is_some() {
+            return Ok(());
+        }
         let (n, means) = (core.network.n_params, &core.network.moments);
         let (DeviceOptimizer::Muon { plan, .. }, Some(alignment)) = (self, core.alignment()) else {
             let found = moments::find(saved, n)?;

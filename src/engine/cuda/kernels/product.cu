@@ -325,7 +325,7 @@ struct Tile {
     typedef typename Either<B_T, RowLoader<BN, BK, LDB, THREADS, false>, ColumnLoader<BN, BK, LDB, THREADS, false>>::Type
         BLoader;
 
-    static __device__ void run(const Products& p) {
+    template <typename P> static __device__ void run(const P& p) {
         real* shared = (real*)shared_bytes;
         int which = 0, first_tile = 0;
         Span span;
@@ -473,11 +473,27 @@ struct Tile {
     // A product whose size does not change.
     static __device__ __forceinline__ Span whole(const Task& t) { return {t.m, t.k, 0, 0}; }
 
+    // The product that a tile belongs to. Those of a list are far away: not one after the other.
+    static __device__ __forceinline__ int task_of_tile(const Products& p, int tile) {
+        int which = 0;
+        while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;
+        return which;
+    }
+    static __device__ __forceinline__ int task_of_tile(const ProductList& p, int tile) {
+        int low = 0, high = p.n_tasks - 1;
+        while (low < high) {
+            int middle = (low + high + 1) / 2;
+            if (tile >= p.tasks[middle].first_tile) low = middle;
+            else high = middle - 1;
+        }
+        return low;
+    }
+
     // Which product this block makes a tile of, its first tile and where it lies; false: there are fewer tiles than blocks.
-    static __device__ __forceinline__ bool find(const Products& p, int& which, int& first_tile, Span& span) {
+    template <typename P> static __device__ __forceinline__ bool find(const P& p, int& which, int& first_tile, Span& span) {
         int tile = blockIdx.x;
         if (A_T || !VARIES) {
-            while (which + 1 < p.n_tasks && tile >= p.tasks[which + 1].first_tile) which++;
+            which = task_of_tile(p, tile);
             const Task& t = p.tasks[which];
             first_tile = t.first_tile, span = whole(t);
             if (VARIES) {
@@ -606,7 +622,8 @@ struct Tile {
 
     // Leaves this block's piece of the sum over k. The block that comes last adds up all of them, from the first to the
     // last, in place of its own part of the tile (true).
-    static __device__ bool add_pieces(real* shared, const Products& p, const Task& t, int tile, int split_index,
+    template <typename P>
+    static __device__ bool add_pieces(real* shared, const P& p, const Task& t, int tile, int split_index,
                                       int n_tiles) {
         __shared__ bool last;
         real* pieces = p.workspace + (size_t)tile * (BM * BN);
@@ -686,12 +703,13 @@ struct Tile {
 };
 
 // Small tiles for few rows, large ones for many. Their numbers come from products.rs.
-#define PRODUCT(name, TILE, blocks, ...)                                           \
+#define PRODUCT(name, What, TILE, blocks, ...)                                     \
     extern "C" __global__ void __launch_bounds__(Tile<TILE, __VA_ARGS__>::THREADS, blocks) \
-        name(const __grid_constant__ Products p) {                                 \
+        name(const __grid_constant__ What p) {                                     \
         Tile<TILE, __VA_ARGS__>::run(p);                                           \
     }
-#define INSTANCE(size, kind, SIZE, ...) PRODUCT(size##_##kind, TILE_##SIZE, BLOCKS_##SIZE, __VA_ARGS__)
+#define INSTANCE(size, kind, SIZE, ...) PRODUCT(size##_##kind, Products, TILE_##SIZE, BLOCKS_##SIZE, __VA_ARGS__)
+#define LIST(size, kind, SIZE, ...) PRODUCT(size##_##kind, ProductList, TILE_##SIZE, BLOCKS_##SIZE, __VA_ARGS__)
 
 // The sizes that were the fastest anywhere: name, operands, tile, then whether A and B are transposed in memory, whether
 // rows of A are found in a table, whether a team makes a tile, whether sizes come with the batch.
@@ -711,6 +729,10 @@ INSTANCE(product_medium, tn, MEDIUM, true, false, false, false, false)
 INSTANCE(product_wide, tn, WIDE, true, false, false, false, false)
 INSTANCE(product_large, tn, LARGE, true, false, false, false, false)
 INSTANCE(product_huge, tn, HUGE, true, false, false, false, false)
+LIST(product_medium, tn_list, MEDIUM, true, false, false, false, false)
+LIST(product_wide, tn_list, WIDE, true, false, false, false, false)
+LIST(product_large, tn_list, LARGE, true, false, false, false, false)
+LIST(product_huge, tn_list, HUGE, true, false, false, false, false)
 INSTANCE(product_tiny, nn_gather, TINY, false, false, true, false, false)
 INSTANCE(product_medium, nn_gather, MEDIUM, false, false, true, false, false)
 INSTANCE(product_wide, nn_gather, WIDE, false, false, true, false, false)
