@@ -7,8 +7,9 @@ use crate::engine::cpu::frame::CpuFrames;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::cuda::evaluate::Evaluator;
-use crate::engine::cuda::{CudaEngine, form_on_gpu, program};
-use crate::engine::{Engine, Prediction};
+use crate::engine::cuda::plan::{self, PlanEngine};
+use crate::engine::cuda::{CudaEngine, OnGpu, engine_on_gpu, form_on_gpu, program};
+use crate::engine::{Engine, Prediction, Preparer};
 use crate::error::Result;
 use crate::gpu::Numbers;
 use crate::model::dp::Dp;
@@ -57,6 +58,12 @@ enum PrecisionEngine {
     Float32(CpuEngine<f32>),
     Float64(CpuEngine<f64>),
     Cuda(Box<CudaEngine>),
+    Operations(Box<PlanEngine>),
+}
+
+/// Frames as an engine wants them, in their order.
+fn prepare<P: Send>(prepare: Preparer<P>, loaders: &rayon::ThreadPool, frames: &[Frame]) -> Result<Vec<P>> {
+    loaders.install(|| frames.par_iter().map(|frame| prepare(frame)).collect())
 }
 
 impl Predictor {
@@ -189,10 +196,13 @@ impl Predictor {
             PrecisionEngine::Float32(engine) => evaluate(engine, &self.params, &self.loaders, frames),
             PrecisionEngine::Float64(engine) => evaluate(engine, &self.params, &self.loaders, frames),
             PrecisionEngine::Cuda(engine) => {
-                let prepare = engine.preparer();
-                let prepared: Vec<_> = self
-                    .loaders
-                    .install(|| frames.par_iter().map(|frame| prepare(frame)).collect::<Result<_>>())?;
+                let prepared = prepare(engine.preparer(), &self.loaders, frames)?;
+                let mut out = Prediction::default();
+                engine.try_evaluate(&mut out, &self.params, &prepared.iter().collect::<Vec<_>>())?;
+                Ok(out)
+            }
+            PrecisionEngine::Operations(engine) => {
+                let prepared = prepare(engine.preparer(), &self.loaders, frames)?;
                 let mut out = Prediction::default();
                 engine.try_evaluate(&mut out, &self.params, &prepared.iter().collect::<Vec<_>>())?;
                 Ok(out)
@@ -225,7 +235,9 @@ impl Predictor {
         let (mut out, n_rows) = match engine {
             PrecisionEngine::Float32(engine) => evaluate_block(engine, &self.params, frame, cut),
             PrecisionEngine::Float64(engine) => evaluate_block(engine, &self.params, frame, cut),
-            PrecisionEngine::Cuda(_) => bail!("a GPU evaluates whole frames"),
+            PrecisionEngine::Cuda(_) | PrecisionEngine::Operations(_) => {
+                bail!("a GPU evaluates whole frames")
+            }
         }?;
         if self.model.output.is_intensive {
             // The mean over its own atoms becomes its share in that over all.
@@ -369,7 +381,9 @@ impl Predictor {
             PrecisionEngine::Float64(engine) => {
                 Ok(some_at_a_time(engine, &self.params, geometries, atom_virial))
             }
-            PrecisionEngine::Cuda(_) => bail!("this engine takes batches of frames"),
+            PrecisionEngine::Cuda(_) | PrecisionEngine::Operations(_) => {
+                bail!("this engine takes batches of frames")
+            }
         }
     }
 
@@ -419,7 +433,9 @@ impl Predictor {
         match engine {
             PrecisionEngine::Float32(engine) => describe(out, engine, &self.params, frame),
             PrecisionEngine::Float64(engine) => describe(out, engine, &self.params, frame),
-            PrecisionEngine::Cuda(_) => bail!("descriptors are computed on CPU threads only"),
+            PrecisionEngine::Cuda(_) | PrecisionEngine::Operations(_) => {
+                bail!("descriptors are computed on CPU threads only")
+            }
         }
     }
 
@@ -430,7 +446,7 @@ impl Predictor {
             && let Some(engine) = choice.or_cpu(self.engine_on(gpu, mode))?
         {
             log::info!("computing on {}", gpu.name);
-            return Ok(PrecisionEngine::Cuda(Box::new(engine)));
+            return Ok(engine);
         }
         self.make_cpu_engine(mode)
     }
@@ -442,20 +458,27 @@ impl Predictor {
         })
     }
 
-    fn engine_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<CudaEngine> {
+    fn engine_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<PrecisionEngine> {
         if self.model.tables.is_some() {
             return Err(err!("a compressed model is evaluated on CPU threads only")
                 .help("use the model that it was made from: a series of its nets is faster than a table"));
         }
         let numbers = if self.precision() == Precision::Float64 { Numbers::F64 } else { Numbers::F32 };
         let env = |name: &str| std::env::var(name).ok();
-        let device = program::open(&gpu.cuda, gpu.index, numbers, form_on_gpu(&self.model)?, &env)?;
+        let form = match engine_on_gpu(&self.model)? {
+            OnGpu::Fused(form) => form,
+            OnGpu::Operations => {
+                let device = plan::program::open(&gpu.cuda, gpu.index, numbers, &env)?;
+                return Ok(PrecisionEngine::Operations(Box::new(PlanEngine::new(&device, &self.model)?)));
+            }
+        };
+        let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env)?;
         let mut engine = match mode {
             EmbeddingMode::Chebyshev { min_distance } => CudaEngine::new(&device, &self.model, min_distance)?,
             EmbeddingMode::Direct => CudaEngine::direct(&device, &self.model)?,
         };
         engine.adapt_to(&self.params)?;
-        Ok(engine)
+        Ok(PrecisionEngine::Cuda(Box::new(engine)))
     }
 
     fn engine_of<T: Real>(&self, mode: EmbeddingMode) -> Result<CpuEngine<T>> {

@@ -2,6 +2,7 @@
 
 mod kalman;
 mod kinds;
+pub mod operations;
 mod optimizer;
 mod validation;
 
@@ -11,6 +12,7 @@ use super::feed::{Feed, FeedOptions, Placed, frame_bytes};
 use super::full_validation::ErrorTable;
 use super::gpu_learner::{self, AHEAD, Asked, GpuFamily, GpuLearner, GpuLearnerOptions, OnDevice, Steps};
 use super::gpu_sum::Sum;
+use super::learner::Learner;
 use super::session::Session;
 use super::setup::Setup;
 use super::team::Team;
@@ -27,14 +29,15 @@ use crate::engine::cuda::frame::{
 use crate::engine::cuda::kalman::Observer;
 use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
 use crate::engine::cuda::shape::Shape;
-use crate::engine::cuda::{form_on_gpu, program};
+use crate::engine::cuda::{OnGpu, engine_on_gpu, program};
 use crate::gpu::staging::Staging;
-use crate::gpu::{Device, Event, Numbers, Pinned};
+use crate::gpu::{Buffer, Device, Event, Numbers, Pinned};
 use crate::loss::observation::{Observation, Observed};
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::loss::{EnerLoss, ErrorSums, LossValue, Term};
+use crate::model::dp::options::Form;
 use crate::optim::Target;
-use crate::optim::adam::Rule;
+use crate::optim::adam::{AdamOptions, Rule};
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
 use crate::{Result, err};
@@ -77,6 +80,24 @@ pub fn learner(
     shared: bool,
     numbers: Numbers,
     start_lr: f64,
+) -> Result<Box<dyn Learner>> {
+    Ok(match engine_on_gpu(&setup.model)? {
+        OnGpu::Fused(form) => Box::new(fused(team, session, setup, gpu, shared, (numbers, form), start_lr)?),
+        OnGpu::Operations => {
+            Box::new(operations::learner(team, session, setup, gpu, shared, numbers, start_lr)?)
+        }
+    })
+}
+
+/// The same by the fused engine.
+fn fused(
+    team: &mut Team,
+    session: &Session,
+    setup: &Arc<Setup>,
+    gpu: &Gpu,
+    shared: bool,
+    (numbers, form): (Numbers, Form),
+    start_lr: f64,
 ) -> Result<GpuLearner<DeepPotentialOnGpu>> {
     let env = |name: &str| std::env::var(name).ok();
     let training = &setup.input.training;
@@ -84,7 +105,6 @@ pub fn learner(
         return Err(err!("optimizer: the GPU has Adam, AdamW, HybridMuon, AdaMuon and LKF alone")
             .help("use --device cpu"));
     };
-    let form = form_on_gpu(&setup.model)?;
     let loss = energy_loss(setup);
     let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);
     let device = team.agree(device)?;
@@ -169,10 +189,7 @@ impl DeepPotentialOnGpu {
     ) -> Result<Core> {
         let loss = energy_loss(setup);
         let frames: usize = setup.data.training.systems.iter().map(|s| s.n_frames).sum();
-        let validating = &setup.input.validating;
-        let validates = (validating.live || validating.average)
-            && setup.data.validation.iter().any(|data| data.systems.iter().any(|s| s.has(Field::Virial)));
-        let virial = loss.virial.is_used() || validates;
+        let virial = wants_virial(setup);
         let terms = Terms { loss: Some(loss_terms(loss, start_lr)), virial };
         let capacity = frames + validation_slots(setup);
         let mut core = Core::new(device, &setup.model, setup.min_distance, capacity, terms)?;
@@ -213,17 +230,6 @@ impl DeepPotentialOnGpu {
         observer
     }
 
-    /// Bits of the terms of the loss for which all frames have labels.
-    fn terms_of(&self, slots: &[u32]) -> u32 {
-        let loss = energy_loss(&self.setup);
-        let all = slots.iter().fold(u32::MAX, |all, &slot| all & self.core.store.facts(slot as usize).labels);
-        let has = |bits: u32| all & bits == bits;
-        let pref = has(LABEL_FORCE) && (has(LABEL_ATOM_PREF) || loss.use_default_pf);
-        let there = [has(LABEL_ENERGY), has(LABEL_FORCE), has(LABEL_VIRIAL), has(LABEL_ATOM_ENERGY), pref];
-        let used = loss.prefactors().map(|p| p.is_used());
-        (0..5).filter(|&k| used[k] && there[k]).map(|k| 1 << k).sum()
-    }
-
     /// What [`GpuFamily::state`] has kept of an earlier run: its series grows at the step at which that one's would have. Returns
     /// the look that it had asked for.
     fn continue_looks(&self) -> Result<Option<Status>> {
@@ -246,24 +252,6 @@ impl DeepPotentialOnGpu {
         let mut mean = vec![0.0; self.core.network.n_params];
         buffer.read(0, &mut mean)?;
         Ok(Some(mean))
-    }
-
-    /// The values of the loss that stand at a place.
-    fn values_at(&self, place: usize) -> Result<LossValue> {
-        let mut numbers = [0.0f64; 16];
-        self.core.values.read(16 * place, &mut numbers)?;
-        let loss = energy_loss(&self.setup);
-        let used = loss.prefactors().map(|p| p.is_used());
-        let shown = |k: usize| {
-            let [square, absolute, count] = [1, 2, 3].map(|i| numbers[3 * k + i]);
-            let errors = ErrorSums { absolute, square, count };
-            if loss.function == LossFunction::Mae { errors.mae() } else { errors.rmse() }
-        };
-        let names = self.loss.names().into_iter();
-        let terms = names
-            .zip((0..5).filter(|&k| used[k]))
-            .map(|(name, k)| Term { name: name.into(), value: shown(k) });
-        Ok(LossValue { loss: numbers[0], terms: terms.collect() })
     }
 }
 
@@ -345,34 +333,8 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 
     fn numbers(&mut self, bytes: &mut Vec<u8>, slots: &Vec<u32>, asked: &Asked) {
-        let (step, schedule, scaled) = match asked {
-            Asked::Step { turn, .. } => (turn.step, turn.rate.schedule, turn.rate.scaled),
-            Asked::Errors { rate } => (0, *rate, 0.0),
-        };
-        let (count, stop, add) = match asked {
-            Asked::Step { turn, count, add, .. } => (*count, turn.stop, *add),
-            Asked::Errors { .. } => (0.0, false, false), // nothing is learnt here
-        };
-        let ratio = schedule / self.start_lr;
-        let rule = Rule::new(self.optimizer.adam(), scaled, step);
-        let turn = layout::Turn {
-            weight: energy_loss(&self.setup).prefactors().map(|p| p.limit + (p.start - p.limit) * ratio),
-            rate: rule.rate,
-            correction: rule.correction,
-            shrink: rule.shrink,
-            pull: rule.pull,
-            beta1: rule.beta1,
-            beta2: rule.beta2,
-            plain_rate: scaled,
-            max_norm: self.setup.input.training.gradient_max_norm,
-            count,
-            stop: f64::from(u8::from(stop)),
-            step: step as u32,
-            terms: self.terms_of(slots),
-            add: u32::from(add),
-            place: place_of(asked) as u32,
-            slots: [0; 2],
-        };
+        let all = slots.iter().fold(u32::MAX, |all, &slot| all & self.core.store.facts(slot as usize).labels);
+        let turn = turn_of(&self.setup, self.optimizer.adam(), self.start_lr, asked, all);
         bytes.clear();
         bytes.extend(&turn.as_bytes()[..TURN_HEADER]);
         bytes.extend(slots.as_bytes());
@@ -453,7 +415,7 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 
     fn value(&self, _slots: &Vec<u32>, asked: &Asked) -> Result<LossValue> {
-        self.values_at(place_of(asked))
+        values_at(&self.core.values, &self.setup, &self.loss, place_of(asked))
     }
 
     fn reconsider(&mut self) -> Result<()> {
@@ -508,9 +470,76 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 }
 
+/// Bits of the terms of the loss for which frames have labels, given those that all of them have.
+fn terms_of(loss: &EnerLossOptions, all: u32) -> u32 {
+    let has = |bits: u32| all & bits == bits;
+    let pref = has(LABEL_FORCE) && (has(LABEL_ATOM_PREF) || loss.use_default_pf);
+    let there = [has(LABEL_ENERGY), has(LABEL_FORCE), has(LABEL_VIRIAL), has(LABEL_ATOM_ENERGY), pref];
+    let used = loss.prefactors().map(|p| p.is_used());
+    (0..5).filter(|&k| used[k] && there[k]).map(|k| 1 << k).sum()
+}
+
+/// The numbers of a step. `all`: the labels that every frame of the batch has.
+fn turn_of(setup: &Setup, adam: &AdamOptions, start_lr: f64, asked: &Asked, all: u32) -> layout::Turn {
+    let loss = energy_loss(setup);
+    let (step, schedule, scaled) = match asked {
+        Asked::Step { turn, .. } => (turn.step, turn.rate.schedule, turn.rate.scaled),
+        Asked::Errors { rate } => (0, *rate, 0.0),
+    };
+    let (count, stop, add) = match asked {
+        Asked::Step { turn, count, add, .. } => (*count, turn.stop, *add),
+        Asked::Errors { .. } => (0.0, false, false), // nothing is learnt here
+    };
+    let ratio = schedule / start_lr;
+    let rule = Rule::new(adam, scaled, step);
+    layout::Turn {
+        weight: loss.prefactors().map(|p| p.limit + (p.start - p.limit) * ratio),
+        rate: rule.rate,
+        correction: rule.correction,
+        shrink: rule.shrink,
+        pull: rule.pull,
+        beta1: rule.beta1,
+        beta2: rule.beta2,
+        plain_rate: scaled,
+        max_norm: setup.input.training.gradient_max_norm,
+        count,
+        stop: f64::from(u8::from(stop)),
+        step: step as u32,
+        terms: terms_of(loss, all),
+        add: u32::from(add),
+        place: place_of(asked) as u32,
+        slots: [0; 2],
+    }
+}
+
+/// The values of the loss that stand at a place.
+fn values_at(values: &Buffer<f64>, setup: &Setup, loss: &EnerLoss, place: usize) -> Result<LossValue> {
+    let mut numbers = [0.0f64; 16];
+    values.read(16 * place, &mut numbers)?;
+    let options = energy_loss(setup);
+    let used = options.prefactors().map(|p| p.is_used());
+    let shown = |k: usize| {
+        let [square, absolute, count] = [1, 2, 3].map(|i| numbers[3 * k + i]);
+        let errors = ErrorSums { absolute, square, count };
+        if options.function == LossFunction::Mae { errors.mae() } else { errors.rmse() }
+    };
+    let names = loss.names().into_iter();
+    let terms =
+        names.zip((0..5).filter(|&k| used[k])).map(|(name, k)| Term { name: name.into(), value: shown(k) });
+    Ok(LossValue { loss: numbers[0], terms: terms.collect() })
+}
+
 /// The loss of a run on a GPU, which trains energies alone.
 fn energy_loss(setup: &Setup) -> &EnerLossOptions {
     setup.input.loss.options().expect("the GPU has refused other outputs")
+}
+
+/// Whether virials are part of the loss, or of what is told of the validation set.
+fn wants_virial(setup: &Setup) -> bool {
+    let validating = &setup.input.validating;
+    let validates = (validating.live || validating.average)
+        && setup.data.validation.iter().any(|data| data.systems.iter().any(|s| s.has(Field::Virial)));
+    energy_loss(setup).virial.is_used() || validates
 }
 
 /// The loss as the kernels know it.

@@ -193,7 +193,7 @@ fn learner(
         let made = cuda::learner(team, session, setup, gpu, *shared, numbers, rates.start_lr);
         // Every rank has found the same: what one of them cannot do all of them have agreed upon.
         if let Some(learner) = options.device.or_cpu(made)? {
-            return Ok(Box::new(learner));
+            return Ok(learner);
         }
     }
     if single {

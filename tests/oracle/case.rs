@@ -9,7 +9,8 @@ use phalanx::engine::blocks::InBlocks;
 use phalanx::engine::cpu::pool::Pool;
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
-use phalanx::engine::cuda::{CudaEngine, form_on_gpu, program};
+use phalanx::engine::cuda::plan::{self, PlanEngine};
+use phalanx::engine::cuda::{CudaEngine, OnGpu, engine_on_gpu, program};
 use phalanx::engine::reference::ReferenceEngine;
 use phalanx::engine::{Engine, Prediction, Seeds};
 use phalanx::export::read_model;
@@ -170,7 +171,7 @@ impl Case {
     /// Runs a case.
     pub fn run(folder: &Path, data: &Path) -> Outcome {
         let case = Case::open(folder, data);
-        match case.as_ref().map(|case| form_on_gpu(&case.model)) {
+        match case.as_ref().map(|case| engine_on_gpu(&case.model)) {
             Ok(Err(e)) if on_gpu() => Outcome::Unsupported(e.message().to_string()),
             _ => Outcome::of(case, Case::compare),
         }
@@ -277,8 +278,17 @@ impl Case {
     fn compare_cuda(&self, worst: &mut Worst) -> Result<()> {
         let env = |name: &str| std::env::var(name).ok();
         let numbers = if self.is_float32() { Numbers::F32 } else { Numbers::F64 };
-        let form = form_on_gpu(&self.model)?;
-        let device = program::open(&Cuda::find(&env)?, 0, numbers, form, &env)?;
+        let cuda = Cuda::find(&env)?;
+        let form = match engine_on_gpu(&self.model)? {
+            OnGpu::Fused(form) => form,
+            OnGpu::Operations => {
+                let device = plan::program::open(&cuda, 0, numbers, &env)?;
+                let mut engine = PlanEngine::new(&device, &self.model)?;
+                self.predict_and_differentiate(&mut engine, worst)?;
+                return self.replay(&mut engine, worst);
+            }
+        };
+        let device = program::open(&cuda, 0, numbers, form, &env)?;
         let series = || CudaEngine::new(&device, &self.model, self.min_distance);
         let direct = || CudaEngine::direct(&device, &self.model);
         for engine in [&series as &dyn Fn() -> Result<CudaEngine>, &direct] {

@@ -7,7 +7,8 @@ use phalanx::Result;
 use phalanx::data::Frame;
 use phalanx::engine::cpu::real::Real;
 use phalanx::engine::cpu::{CpuEngine, EmbeddingMode};
-use phalanx::engine::cuda::{CudaEngine, form_on_gpu};
+use phalanx::engine::cuda::plan::{self, PlanEngine};
+use phalanx::engine::cuda::{CudaEngine, OnGpu, engine_on_gpu};
 use phalanx::engine::pinet::cpu::PinetCpu;
 use phalanx::engine::pinet::cuda::{PinetCuda, program};
 use phalanx::engine::pinet::reference::PinetReference;
@@ -220,7 +221,13 @@ impl Row {
         }
         let (Series(folder, _) | Direct(folder, _)) = self.make else { unreachable!("PiNet was above") };
         let (model, params) = dp(folder);
-        let form = form_on_gpu(&model)?;
+        let form = match engine_on_gpu(&model)? {
+            OnGpu::Fused(form) => form,
+            OnGpu::Operations => {
+                let device = plan::program::open(&cuda, 0, numbers, &env)?;
+                return Ok(of_engine(PlanEngine::new(&device, &model)?, params));
+            }
+        };
         let device = phalanx::engine::cuda::program::open(&cuda, 0, numbers, form, &env)?;
         let mut engine = match self.make {
             Series(..) => CudaEngine::new(&device, &model, MIN_DISTANCE)?,

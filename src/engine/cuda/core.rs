@@ -72,6 +72,22 @@ pub enum LossKind {
     Huber([f64; 3]),
 }
 
+/// Tells the kernels what the loss is.
+pub fn set_loss(c: &mut Batch, loss: &LossTerms) {
+    (c.function, c.delta) = match loss.function {
+        LossKind::Mse => (0, [0.0; 3]),
+        LossKind::Mae => (1, [0.0; 3]),
+        LossKind::Huber(deltas) => (2, deltas),
+    };
+    c.relative_f = loss.relative_f.unwrap_or(f64::NAN);
+    c.f_use_norm = i32::from(loss.f_use_norm);
+    c.use_coeff = i32::from(loss.use_coeff);
+    c.default_pf = i32::from(loss.default_pf);
+    c.intensive = i32::from(loss.intensive);
+    c.start_lr = loss.start_lr;
+    c.used = 1;
+}
+
 /// Where an update finds the gradient.
 pub enum Gradient<'a> {
     /// Nowhere: only the copies are made that the nets read.
@@ -232,18 +248,7 @@ impl Core {
             (c.n_panels, c.columns) = (series.embedding.n_panels, series.embedding.columns);
         }
         if let Some(loss) = &self.terms.loss {
-            (c.function, c.delta) = match loss.function {
-                LossKind::Mse => (0, [0.0; 3]),
-                LossKind::Mae => (1, [0.0; 3]),
-                LossKind::Huber(deltas) => (2, deltas),
-            };
-            c.relative_f = loss.relative_f.unwrap_or(f64::NAN);
-            c.f_use_norm = i32::from(loss.f_use_norm);
-            c.use_coeff = i32::from(loss.use_coeff);
-            c.default_pf = i32::from(loss.default_pf);
-            c.intensive = i32::from(loss.intensive);
-            c.start_lr = loss.start_lr;
-            c.used = 1;
+            set_loss(&mut c, loss);
         }
         self.constants = c;
     }

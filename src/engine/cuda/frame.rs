@@ -3,7 +3,7 @@
 use super::layout;
 use super::shape::FrameShape;
 use crate::Result;
-use crate::data::Frame;
+use crate::data::{Frame, Labels};
 use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cpu::frame::CpuFrame;
 use crate::gpu::memory::in_the_type_of_kernels;
@@ -22,6 +22,18 @@ pub const LABEL_FORCE: u32 = 2;
 pub const LABEL_VIRIAL: u32 = 4;
 pub const LABEL_ATOM_ENERGY: u32 = 8;
 pub const LABEL_ATOM_PREF: u32 = 16;
+
+/// The bits of the labels that a frame has.
+pub fn labels_of(labels: &Labels) -> u32 {
+    let bits = [
+        (labels.energy.is_some(), LABEL_ENERGY),
+        (labels.force.is_some(), LABEL_FORCE),
+        (labels.virial.is_some(), LABEL_VIRIAL),
+        (labels.atom_energy.is_some(), LABEL_ATOM_ENERGY),
+        (labels.atom_pref.is_some(), LABEL_ATOM_PREF),
+    ];
+    bits.iter().filter(|(has, _)| *has).map(|(_, bit)| bit).sum()
+}
 
 /// A frame with its geometry and labels, ready to be copied.
 pub struct HostFrame {
@@ -136,14 +148,7 @@ impl HostFrame {
             atom_pref: labels.atom_pref.as_deref().map(|x| packer.double(x)),
             atom_coeff: labels.atom_ener_coeff.as_deref().map(|x| packer.double(x)),
         };
-        let bits = [
-            (labels.energy.is_some(), LABEL_ENERGY),
-            (labels.force.is_some(), LABEL_FORCE),
-            (labels.virial.is_some(), LABEL_VIRIAL),
-            (labels.atom_energy.is_some(), LABEL_ATOM_ENERGY),
-            (labels.atom_pref.is_some(), LABEL_ATOM_PREF),
-        ];
-        let labels_bits = bits.iter().filter(|(has, _)| *has).map(|(_, bit)| bit).sum();
+        let labels_bits = labels_of(labels);
         packer.align();
         let header = layout::Frame {
             energy: labels.energy.unwrap_or(0.0),

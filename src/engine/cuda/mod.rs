@@ -27,6 +27,7 @@ pub mod muon;
 pub mod kalman;
 pub mod core;
 pub mod evaluate;
+pub mod plan;
 #[cfg(test)]
 mod tests;
 
@@ -41,7 +42,24 @@ use crate::{Result, err};
 use frame::HostFrame;
 use std::sync::Arc;
 
-/// What the kernels compute for this model; an error where they cannot.
+/// Which of the engines on GPUs has a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OnGpu {
+    /// The fused one, for one descriptor of this form.
+    Fused(Form),
+    /// Operation by operation: [`plan`].
+    Operations,
+}
+
+/// The engine that trains this model; an error where none does.
+pub fn engine_on_gpu(model: &Dp) -> Result<OnGpu> {
+    if !model.is_energy() {
+        return form_on_gpu(model).map(OnGpu::Fused);
+    }
+    Ok(form_on_gpu(model).map_or(OnGpu::Operations, OnGpu::Fused))
+}
+
+/// What the kernels of the fused engine compute for this model; an error where they cannot.
 pub fn form_on_gpu(model: &Dp) -> Result<Form> {
     if !model.is_energy() {
         return Err(err!(

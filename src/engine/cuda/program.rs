@@ -12,7 +12,7 @@ use crate::model::dp::options::Form;
 use std::sync::Arc;
 
 /// In the order in which they need each other.
-const SOURCES: [&str; 13] = [
+pub(super) const SOURCES: [&str; 13] = [
     include_str!("kernels/ptx.cu"),
     include_str!("kernels/common.cu"),
     include_str!("kernels/product.cu"),
@@ -113,7 +113,7 @@ pub fn open(
 }
 
 /// Which products are needed shows with the first batch; the embedding nets themselves are evaluated for few models.
-fn program(numbers: Numbers, form: Form, env: &dyn Fn(&str) -> Option<String>) -> Program {
+pub(super) fn program(numbers: Numbers, form: Form, env: &dyn Fn(&str) -> Option<String>) -> Program {
     let is_on = |name: &str| env(name).is_none_or(|value| value != "0");
     let mut options = vec![
         format!("-DPRODUCTS={}", products::bits(numbers)),

@@ -60,7 +60,7 @@ impl Room {
 
 /// The next larger one of 4, 5, 6, 7 times a power of two. Rooms cost little where they are larger than what is in them, as
 /// blocks without work end at once: a few steps for a whole data set are worth more than a close fit.
-fn rung(n: usize) -> usize {
+pub(super) fn rung(n: usize) -> usize {
     let n = n.max(SMALLEST);
     n.next_multiple_of(1 << (n.ilog2() - 2))
 }
