@@ -133,13 +133,7 @@ impl Shared {
             out.energy.push(numbers[0]);
             out.virial.push(std::array::from_fn(|k| numbers[2 + k]));
             let real = loaded.frame.types.iter().filter(|&&t| t >= 0).count();
-            if numbers[1] != real as f64 {
-                return Err(err!(
-                    "the blocks of a frame of {real} atoms have {} together: the ranks of a group have not cut it alike",
-                    numbers[1]
-                )
-                .help("let ranks that share frames run on processors of one kind"));
-            }
+            check_centers(numbers[1], real)?;
         }
         let n_atoms: usize = batch.iter().map(|f| f.frame.n_atoms()).sum();
         let (force, atom_energy) = of_atoms.split_at(3 * n_atoms);
@@ -162,19 +156,35 @@ impl Shared {
             sizes[2 * self.cut.part + 1] += block.pairs as f64;
         }
         team.sum_in_group(&mut sizes)?;
-        let told = |k: usize| {
-            let sizes: Vec<f64> = sizes.iter().copied().skip(k).step_by(2).collect();
-            let (most, sum) = (sizes.iter().copied().fold(0.0, f64::max), sizes.iter().sum::<f64>());
-            format!("{most} of {sum} ({:.2} of the mean)", most / (sum / sizes.len() as f64).max(1.0))
-        };
-        log::info!(
-            "the first batch in {} blocks: the largest has {} atoms and {} neighbours",
-            self.cut.parts,
-            told(0),
-            told(1)
-        );
+        let all = |k: usize| sizes.iter().copied().skip(k).step_by(2).collect();
+        tell_balance(all(0), all(1));
         Ok(())
     }
+}
+
+/// Whether the blocks of a frame have all of its real atoms.
+pub fn check_centers(centers: f64, real: usize) -> Result<()> {
+    if centers == real as f64 {
+        return Ok(());
+    }
+    Err(err!(
+        "the blocks of a frame of {real} atoms have {centers} together: the ranks of a group have not cut it alike"
+    )
+    .help("let ranks that share frames run on processors of one kind"))
+}
+
+/// Says how evenly the first batch is shared, given the atoms and neighbours of each block.
+pub fn tell_balance(atoms: Vec<f64>, neighbors: Vec<f64>) {
+    let told = |sizes: &[f64]| {
+        let (most, sum) = (sizes.iter().copied().fold(0.0, f64::max), sizes.iter().sum::<f64>());
+        format!("{most} of {sum} ({:.2} of the mean)", most / (sum / sizes.len() as f64).max(1.0))
+    };
+    log::info!(
+        "the first batch in {} blocks: the largest has {} atoms and {} neighbours",
+        atoms.len(),
+        told(&atoms),
+        told(&neighbors)
+    );
 }
 
 /// Atoms of each frame of a batch.

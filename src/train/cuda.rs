@@ -1,5 +1,6 @@
 //! A Deep Potential on a GPU, as the learner there sees it.
 
+mod blocks;
 mod kinds;
 mod optimizer;
 mod validation;
@@ -26,13 +27,15 @@ use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
 use crate::engine::cuda::shape::Shape;
 use crate::engine::cuda::{form_on_gpu, program};
 use crate::gpu::staging::Staging;
-use crate::gpu::{Device, Event, Numbers, Pinned};
+use crate::gpu::{Device, Event, Numbers, Pinned, Ptr};
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::loss::{EnerLoss, ErrorSums, LossValue, Term};
+use crate::neighbor::Cut;
 use crate::optim::adam::Rule;
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
 use crate::{Result, bail};
+use blocks::Blocks;
 use optimizer::DeviceOptimizer;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -58,6 +61,7 @@ pub struct DeepPotentialOnGpu {
     /// When the numbers of a step are on the device.
     copied: Vec<Event>,
     validation: Option<ValidationFrames>,
+    blocks: Blocks,
 }
 
 /// A learner on this rank's GPU; `shared`: another rank has the same one.
@@ -79,10 +83,13 @@ pub fn learner(
     let loss = energy_loss(setup);
     let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);
     let device = team.agree(device)?;
-    let built = DeepPotentialOnGpu::build(&device, setup, &optimizer, start_lr);
+    let cut = blocks::cut_of(team);
+    let built = DeepPotentialOnGpu::build(&device, setup, &optimizer, start_lr, cut);
     let mut core = team.agree(built)?;
     let first_slot = core.store.capacity() - validation_slots(setup);
     let (free, _) = team.agree(device.memory())?;
+    // Ranks that share frames keep the same ones.
+    let free = if cut.parts > 1 { team.gather(&free)?.into_iter().min().unwrap_or(free) } else { free };
     let bytes = (free as f64 * training.gpu_memory) as usize;
     let feed = start_feed(team, session, setup, &device, first_slot, bytes);
     let feed = team.agree(feed)?;
@@ -101,6 +108,7 @@ pub fn learner(
         feed,
         copied,
         validation: ValidationFrames::new(setup, first_slot),
+        blocks: Blocks::new(cut),
         core,
         setup: setup.clone(),
     };
@@ -123,6 +131,7 @@ impl DeepPotentialOnGpu {
         setup: &Arc<Setup>,
         optimizer: &DeviceOptimizer,
         start_lr: f64,
+        cut: Cut,
     ) -> Result<Core> {
         let loss = energy_loss(setup);
         let frames: usize = setup.data.training.systems.iter().map(|s| s.n_frames).sum();
@@ -133,7 +142,7 @@ impl DeepPotentialOnGpu {
         let terms = Terms { loss: Some(loss_terms(loss, start_lr)), virial };
         let capacity = frames + validation_slots(setup);
         let mut core = Core::new(device, &setup.model, setup.min_distance, capacity, terms)?;
-        if let Some(largest) = kinds::largest_of_many(setup) {
+        if let Some(largest) = kinds::largest_of_many(setup, cut) {
             log::debug!("batches of many kinds: recorded steps have room for {} rows at most", largest.rows);
             core.share_shapes(largest);
         }
@@ -266,6 +275,10 @@ impl GpuFamily for DeepPotentialOnGpu {
         self.feed.next()
     }
 
+    fn meet(&mut self, drawn: &mut Placed, team: &mut Team) -> Result<()> {
+        self.blocks.meet(drawn.coming.iter_mut().map(|(_, frame)| frame).collect(), team)
+    }
+
     fn place(&mut self, batch: Placed, _now: &Now, wait: &mut dyn FnMut() -> Result<()>) -> Result<Vec<u32>> {
         for slot in batch.leaving {
             self.core.store.remove(slot as usize)?;
@@ -339,14 +352,29 @@ impl GpuFamily for DeepPotentialOnGpu {
         unsafe { self.core.send_turn(from, place, bytes, &self.copied[place]) }
     }
 
+    fn shared_sums(&self, shape: &Shape) -> Option<(Ptr<f64>, usize)> {
+        let loss = energy_loss(&self.setup);
+        self.core.shared_sums(shape, loss.atom_energy.is_used() || loss.enable_atom_ener_coeff)
+    }
+
+    unsafe fn own_part(&self, shape: &Shape) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.core.own_part(shape) }
+    }
+
     unsafe fn first_pass(&self, shape: &Shape) -> Result<()> {
         // SAFETY: the caller's word.
-        unsafe { self.core.first_pass(shape) }
+        unsafe { if shape.shared.is_some() { self.core.shared_loss(shape) } else { self.core.first_pass(shape) } }
     }
 
     unsafe fn gradient(&self, shape: &Shape) -> Result<()> {
         // SAFETY: the caller's word.
-        unsafe { self.core.gradient(shape)? };
+        unsafe {
+            match shape.shared {
+                Some(_) => self.core.shared_gradient(shape)?,
+                None => self.core.gradient(shape)?,
+            }
+        }
         self.core.reduce(shape)
     }
 
@@ -411,6 +439,7 @@ impl GpuFamily for DeepPotentialOnGpu {
             return Ok(Vec::new());
         }
         let local = self.own_batches(steps, team, display, rate);
+        let local = Ok(team.agree_on_work(local)?);
         validate::mean_over_ranks(team, local)
     }
 
@@ -463,7 +492,9 @@ fn start_feed(
     let sampler = Sampler::at(pool, setup.input.training.seed, Purpose::Training, first_draw);
     let data = setup.data.training.clone();
     let (model, numbers) = (setup.model.clone(), device.numbers);
-    let each = frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_COLUMNS, numbers.size());
+    let cut = blocks::cut_of(team);
+    let each =
+        frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_COLUMNS, numbers.size(), cut.parts);
     let total: usize = data.systems.iter().zip(&each).map(|(s, b)| s.n_frames * b).sum();
     let streams = total > bytes;
     if streams {
@@ -486,7 +517,7 @@ fn start_feed(
     };
     let prepare = move |id: FrameId| {
         let frame = data.systems[id.system].read_frame(id.frame)?;
-        HostFrame::new(&model, &frame, numbers)
+        HostFrame::of_part(&model, &frame, numbers, cut)
             .map_err(|e| e.at(format!("{}: frame {}", data.systems[id.system].path, id.frame)))
     };
     // Frames that come once are not worth pages that are locked for them.

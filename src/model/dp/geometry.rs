@@ -307,10 +307,19 @@ pub fn lists_of(model: &Dp, frame: &Frame, cut: Cut) -> Result<Vec<NeighborList>
     if n == 1 && own.len() == 1 {
         return Ok(vec![list_of(model, frame)?]);
     }
-    let blocks = Blocks::new(frame, model.listed.rcut, n, model.atom_cost())?;
-    let (n_types, sel) = (model.n_types(), Some(&model.listed.sel[..]));
+    let blocks = blocks_of(model, frame, n)?;
     let own = if own.is_empty() { n..n + 1 } else { own };
-    Ok(own.map(|block| NeighborList::of_block(frame, &blocks, block, n_types, sel)).collect())
+    Ok(own.map(|block| list_of_block(model, frame, &blocks, block)).collect())
+}
+
+/// A frame in blocks of equal work.
+pub fn blocks_of(model: &Dp, frame: &Frame, n: usize) -> Result<Blocks> {
+    Blocks::new(frame, model.listed.rcut, n, model.atom_cost())
+}
+
+/// The neighbours of the atoms of one block.
+pub fn list_of_block(model: &Dp, frame: &Frame, blocks: &Blocks, block: usize) -> NeighborList {
+    NeighborList::of_block(frame, blocks, block, model.n_types(), Some(&model.listed.sel[..]))
 }
 
 /// Whether slots of excluded neighbours must be counted: they contribute where there are no directions.
