@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::place::{LONG, Place as JobPlace, errors, my_turn, said, succeed};
+use common::place::{LONG, Place as JobPlace, my_turn, said, succeed};
 use common::{ATOMS, Ended, Place, can_run_kernels, npy_of, run_with, skip, small_input, stand_ins};
 use phalanx::checkpoint;
 use serde_json::{Value, json};
@@ -96,6 +96,44 @@ fn memory_that_does_not_suffice_is_an_error_that_says_how_much_and_for_what() {
     assert_eq!(before, place.read("model.ckpt-60.phx"));
     dp(&place, &folder, "train input.json --device cuda --restart model.ckpt", &[]).succeeds();
     assert_eq!(checkpoint::load(&place.path("model.ckpt-80.phx")).unwrap().header["step"], 80);
+}
+
+#[test]
+fn a_frame_that_is_too_large_says_how_many_ranks_it_needs_and_they_train_it() {
+    let _turn = my_turn();
+    // 7,200 atoms: 100 MB for one GPU, less for each of several.
+    let place = JobPlace::new(&[("/training/numb_steps", json!(3)), ("/training/validation_data", json!(null))]);
+    place.pile_up(600);
+    let Some(folder) = stand_ins(place.path("lib"), &[BOTH[0], BOTH[1], "libnccl.so.2"]) else { return };
+    let cache = place.path("cache");
+    let environment = [
+        ("LD_LIBRARY_PATH", folder.to_str().unwrap()),
+        ("XDG_CACHE_HOME", cache.to_str().unwrap()),
+        ("FAKE_CUDA_DEVICES", "16"),
+        ("FAKE_CUDA_MEMORY", "24000000"),
+    ];
+    let line = "train input.json --skip-neighbor-stat --device cuda";
+    let mut alone = place.alone(line, &environment);
+    assert!(!alone.end(LONG), "{}", said(&alone));
+    let text = said(&alone);
+    assert!(text.contains("MB for a batch of 1 frame of 7200 atoms ("), "{text}");
+    let ranks = text.split("let ").find_map(|rest| rest.split_once(" ranks with such a GPU each share a batch"));
+    let ranks: usize = ranks.expect(&text).0.parse().unwrap();
+    assert!((2..=16).contains(&ranks), "{text}");
+    for n in [ranks - 1, ranks] {
+        place.input(&[
+            ("/training/numb_steps", json!(3)),
+            ("/training/validation_data", json!(null)),
+            ("/training/ranks_per_frame", json!("all")),
+        ]);
+        let mut jobs = place.by_hand(n, line, &environment);
+        for job in &mut jobs {
+            let ended = job.end(LONG);
+            assert!(ended || n < ranks, "{n} ranks: {}", said(job));
+        }
+        let written = place.path("model.ckpt-3.phx").exists();
+        assert!(written || n < ranks, "{n} ranks");
+    }
 }
 
 #[test]
@@ -326,7 +364,7 @@ fn same_to_rounding(found: &JobPlace, want: &JobPlace, about: &str) {
 }
 
 /// A short run with all that a frame can have: batches of two, virials, energies of atoms, validation.
-fn shared(ranks_per_frame: Value, more: &[(&str, Value)]) -> Vec<(&'static str, Value)> {
+fn shared(ranks_per_frame: Value, more: &[(&'static str, Value)]) -> Vec<(&'static str, Value)> {
     let mut changes = vec![
         ("/training/ranks_per_frame", ranks_per_frame),
         ("/training/numb_steps", json!(5)),
@@ -337,11 +375,7 @@ fn shared(ranks_per_frame: Value, more: &[(&str, Value)]) -> Vec<(&'static str, 
         ("/loss/limit_pref_v", json!(0.1)),
         ("/validating", json!({"full_validation": true, "validation_freq": 2, "full_val_start": 0})),
     ];
-    changes.extend(more.iter().map(|(key, value)| match *key {
-        "/learning_rate/scale_by_worker" => ("/learning_rate/scale_by_worker", value.clone()),
-        "/training/gradient_accumulation" => ("/training/gradient_accumulation", value.clone()),
-        other => panic!("{other}"),
-    }));
+    changes.extend_from_slice(more);
     changes
 }
 
@@ -389,12 +423,19 @@ fn groups_of_gpus_have_a_batch_each_and_a_run_goes_on_with_others() {
 fn a_rank_that_dies_while_gpus_wait_for_each_other_is_named_by_the_others() {
     let _turn = my_turn();
     // Where all steps are saved the others wait in a save, else for the device to catch up.
-    for (signal, save_freq) in [(libc::SIGKILL, 50), (libc::SIGSTOP, 50), (libc::SIGKILL, 1)] {
+    for (signal, save_freq, ranks_per_frame) in [
+        (libc::SIGKILL, 50, 1),
+        (libc::SIGSTOP, 50, 1),
+        (libc::SIGKILL, 1, 1),
+        (libc::SIGKILL, 50, 2),
+        (libc::SIGSTOP, 50, 2),
+    ] {
         let place = JobPlace::new(&[
             ("/training/numb_steps", json!(100_000_000)),
             ("/training/disp_freq", json!(10_000_000)),
             ("/training/save_freq", json!(save_freq)),
             ("/training/stall_timeout", json!(3)),
+            ("/training/ranks_per_frame", json!(ranks_per_frame)),
         ]);
         let Some(mut jobs) = two_gpus(&place, &[("FAKE_NCCL_PATIENCE", "1")]) else { return };
         let deadline = std::time::Instant::now() + LONG;

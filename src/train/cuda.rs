@@ -2,6 +2,7 @@
 
 mod blocks;
 mod kinds;
+mod memory;
 mod optimizer;
 mod validation;
 
@@ -87,10 +88,11 @@ pub fn learner(
     let built = DeepPotentialOnGpu::build(&device, setup, &optimizer, start_lr, cut);
     let mut core = team.agree(built)?;
     let first_slot = core.store.capacity() - validation_slots(setup);
+    let left = team.agree(memory::check(&core, setup, cut))?;
     let (free, _) = team.agree(device.memory())?;
+    let bytes = ((free as f64 * training.gpu_memory) as usize).min(left);
     // Ranks that share frames keep the same ones.
-    let free = if cut.parts > 1 { team.gather(&free)?.into_iter().min().unwrap_or(free) } else { free };
-    let bytes = (free as f64 * training.gpu_memory) as usize;
+    let bytes = if cut.parts > 1 { team.gather(&bytes)?.into_iter().min().unwrap_or(bytes) } else { bytes };
     let feed = start_feed(team, session, setup, &device, first_slot, bytes);
     let feed = team.agree(feed)?;
     let (draws, n_params) = (training.gradient_accumulation, setup.params.len());

@@ -138,11 +138,6 @@ fn form_groups(team: &mut Team, session: &Session, input: &Input) -> Result<()> 
     }
     let gpus = team.gather(&session.gpu.as_ref().map(|(gpu, _)| gpu.name.clone()))?;
     team.tell_once(refuse_mixed_groups(&gpus, ranks))?;
-    if !input.model.fitting.is_energy() {
-        let refused = err!("training.ranks_per_frame: only models of energies have blocks of frames")
-            .help("leave the key out");
-        return team.tell_once(Err(refused));
-    }
     team.form_groups(ranks)?;
     for line in messages::groups(ranks, team.n_groups(), training.gradient_accumulation) {
         log::info!("{line}");

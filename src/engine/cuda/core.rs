@@ -16,6 +16,7 @@ use super::store::Store;
 use crate::Result;
 use crate::engine::Prediction;
 use crate::engine::cpu::argument_range;
+use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cpu::pool::Pool;
 use crate::gpu::launch::Parameters;
 use crate::gpu::{Buffer, Device, DevicePtr, Event, Kernel, Launch, Pinned, Ptr, Stream};
@@ -386,6 +387,22 @@ impl Core {
         }
         self.shapes.insert(key, (shape.clone(), self.uses));
         Ok(shape)
+    }
+
+    /// Bytes that a batch takes beside its frames.
+    pub fn batch_bytes(&self, room: Room) -> Result<usize> {
+        let by_series = self.series.is_some();
+        let work = work_bytes(&self.network, self.nets(by_series), Content::UpTo(room))?;
+        let kept = self.direct.as_ref().filter(|_| !by_series).map_or(0, |direct| direct.bytes(room.rows));
+        Ok(work + kept)
+    }
+
+    /// Bytes that frames of so many rows take, each with so many neighbours.
+    pub fn frame_bytes(&self, rows: usize, neighbors: usize) -> usize {
+        let (size, components) =
+            (self.device.numbers.size(), self.model.descriptor().form().components());
+        let columns = self.plan().map_or(0, Plan::columns);
+        rows * (components * columns * size + neighbors * (3 * size + 8) + self.model.n_extra() * size)
     }
 
     /// Working memory for one more kind of batch, and a place for its shape: the one that was used longest ago leaves.

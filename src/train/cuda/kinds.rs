@@ -38,7 +38,7 @@ fn with_batches(data: &Dataset) -> impl Iterator<Item = (&System, usize)> {
 }
 
 /// Room for a batch of a system, whatever the types of its atoms are.
-fn most_of(model: &Dp, system: &System, size: usize, cut: Cut) -> Room {
+pub(super) fn most_of(model: &Dp, system: &System, size: usize, cut: Cut) -> Room {
     let frames = size.min(system.n_frames);
     let rows = Cut::most_of_block(system.n_atoms, cut.parts) * frames;
     let removes = (0..model.n_types()).any(|t| model.removes_vacuum(t));
