@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{Job, npy_of};
 use common::place::{LONG, Place, errors, my_turn, said, succeed};
+use common::{Job, npy_of};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -110,7 +110,8 @@ fn groups_of_ranks_have_a_draw_each() {
 fn write_labels(place: &Place) {
     for (system, frames) in [("a", 5), ("b", 3), ("v", 3)] {
         let set = place.path(system).join("set.000");
-        let atoms = std::fs::read_to_string(place.path(system).join("type.raw")).unwrap().split_whitespace().count();
+        let atoms =
+            std::fs::read_to_string(place.path(system).join("type.raw")).unwrap().split_whitespace().count();
         for (name, width) in [("dos", 3), ("gap", 2), ("dipole", 3), ("polarizability", 9)] {
             for (file, columns) in [(name.to_string(), width), (format!("atom_{name}"), atoms * width)] {
                 let values: Vec<f64> = (0..frames * columns).map(|k| (k as f64 * 0.37).sin()).collect();

@@ -102,7 +102,8 @@ fn memory_that_does_not_suffice_is_an_error_that_says_how_much_and_for_what() {
 fn a_frame_that_is_too_large_says_how_many_ranks_it_needs_and_they_train_it() {
     let _turn = my_turn();
     // 7,200 atoms: 100 MB for one GPU, less for each of several.
-    let place = JobPlace::new(&[("/training/numb_steps", json!(3)), ("/training/validation_data", json!(null))]);
+    let place =
+        JobPlace::new(&[("/training/numb_steps", json!(3)), ("/training/validation_data", json!(null))]);
     place.pile_up(600);
     let Some(folder) = stand_ins(place.path("lib"), &[BOTH[0], BOTH[1], "libnccl.so.2"]) else { return };
     let cache = place.path("cache");
@@ -117,7 +118,8 @@ fn a_frame_that_is_too_large_says_how_many_ranks_it_needs_and_they_train_it() {
     assert!(!alone.end(LONG), "{}", said(&alone));
     let text = said(&alone);
     assert!(text.contains("MB for a batch of 1 frame of 7200 atoms ("), "{text}");
-    let ranks = text.split("let ").find_map(|rest| rest.split_once(" ranks with such a GPU each share a batch"));
+    let ranks =
+        text.split("let ").find_map(|rest| rest.split_once(" ranks with such a GPU each share a batch"));
     let ranks: usize = ranks.expect(&text).0.parse().unwrap();
     assert!((2..=16).contains(&ranks), "{text}");
     for n in [ranks - 1, ranks] {
@@ -350,7 +352,10 @@ fn on_gpus(place: &JobPlace, n: usize, one_gpu: bool, args: &str) -> Option<Vec<
 fn same_to_rounding(found: &JobPlace, want: &JobPlace, about: &str) {
     let numbers = [found, want].map(|place| place.checkpoint("model.ckpt").into_numbers().concat());
     for (k, (a, b)) in numbers[0].iter().zip(&numbers[1]).enumerate() {
-        assert!((a - b).abs() <= 1e-9 * b.abs().max(1e-3), "{about}: number {k} of the checkpoint: {a} and {b}");
+        assert!(
+            (a - b).abs() <= 1e-9 * b.abs().max(1e-3),
+            "{about}: number {k} of the checkpoint: {a} and {b}"
+        );
     }
     let curves = [found, want].map(|place| {
         let text = place.read("lcurve.out");

@@ -366,7 +366,9 @@ impl GpuFamily for DeepPotentialOnGpu {
 
     unsafe fn first_pass(&self, shape: &Shape) -> Result<()> {
         // SAFETY: the caller's word.
-        unsafe { if shape.shared.is_some() { self.core.shared_loss(shape) } else { self.core.first_pass(shape) } }
+        unsafe {
+            if shape.shared.is_some() { self.core.shared_loss(shape) } else { self.core.first_pass(shape) }
+        }
     }
 
     unsafe fn gradient(&self, shape: &Shape) -> Result<()> {
@@ -495,8 +497,7 @@ fn start_feed(
     let data = setup.data.training.clone();
     let (model, numbers) = (setup.model.clone(), device.numbers);
     let cut = blocks::cut_of(team);
-    let each =
-        frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_COLUMNS, numbers.size(), cut.parts);
+    let each = frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_COLUMNS, numbers.size(), cut.parts);
     let total: usize = data.systems.iter().zip(&each).map(|(s, b)| s.n_frames * b).sum();
     let streams = total > bytes;
     if streams {

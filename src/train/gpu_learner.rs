@@ -292,12 +292,7 @@ impl Steps {
     }
 
     /// Adds up over the ranks that share frames what [`GpuFamily::own_part`] has found, where the devices do not.
-    fn sum_on_host<F: GpuFamily>(
-        &mut self,
-        family: &F,
-        shape: &F::Shape,
-        team: &mut Team,
-    ) -> Result<()> {
+    fn sum_on_host<F: GpuFamily>(&mut self, family: &F, shape: &F::Shape, team: &mut Team) -> Result<()> {
         let Some((sums, n)) = family.shared_sums(shape) else { return Ok(()) };
         let device = family.on_device().device;
         self.shared.resize(n, 0.0);
@@ -482,9 +477,7 @@ impl<F: GpuFamily> GpuLearner<F> {
             let kind = family.kind(&shape);
             if on_host && family.shared_sums(&shape).is_some() {
                 self.replay(Part::Own(kind), &shape)?;
-                profiler.time(Phase::Communication, || {
-                    self.steps.sum_on_host(&self.family, &shape, team)
-                })?;
+                profiler.time(Phase::Communication, || self.steps.sum_on_host(&self.family, &shape, team))?;
             }
             self.replay(if in_parts { Part::Gradient(kind) } else { Part::Whole(kind) }, &shape)?;
             self.steps.started(&device)?;

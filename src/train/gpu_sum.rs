@@ -27,11 +27,7 @@ pub struct Joined {
 }
 
 impl Joined {
-    fn new(
-        team: &mut Team,
-        device: &Arc<Device>,
-        env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Joined> {
+    fn new(team: &mut Team, device: &Arc<Device>, env: &dyn Fn(&str) -> Option<String>) -> Result<Joined> {
         let (rank, size, each) = (team.rank(), team.size(), team.ranks_per_group());
         let all = NcclComm::connect(device, rank, size, env, |id| {
             let id = team.agree(id)?;

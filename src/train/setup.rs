@@ -681,7 +681,9 @@ fn shift_bias(
     let mut all = Vec::with_capacity(n);
     for at in &sampled.frames {
         all.push(match is_large(&at) {
-            true => Sums::of_outputs(&input.model, &rest_of_blocks(team, &mut engine, params, read(at), cut)?),
+            true => {
+                Sums::of_outputs(&input.model, &rest_of_blocks(team, &mut engine, params, read(at), cut)?)
+            }
             false => small.next().unwrap_or_default(),
         });
     }
@@ -729,8 +731,7 @@ fn rest_of_blocks(
     let sums = (0..n).map(|k| slots.iter().skip(k).step_by(n).sum());
     let sums: Vec<f64> = sums.collect();
     let (energy, output) = sums.split_at(own[0].energy.len());
-    let mut all =
-        Prediction { energy: energy.to_vec(), output: output.to_vec(), ..Prediction::default() };
+    let mut all = Prediction { energy: energy.to_vec(), output: output.to_vec(), ..Prediction::default() };
     if frame.labels.atom_output.is_some() {
         // An atom is in one block, and zero in the others.
         all.atom_output = vec![0.0; own[0].atom_output.len()];

@@ -328,7 +328,9 @@ impl Core {
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
         let room = self.room_of(slots);
         if let Some(room) = room {
-            [room.rows, room.inputs, room.places, room.listed].iter().for_each(|n| hasher.update(&n.to_le_bytes()));
+            [room.rows, room.inputs, room.places, room.listed]
+                .iter()
+                .for_each(|n| hasher.update(&n.to_le_bytes()));
         }
         let mut by_series = self.series.is_some();
         for &slot in slots {
@@ -399,8 +401,7 @@ impl Core {
 
     /// Bytes that frames of so many rows take, each with so many neighbours.
     pub fn frame_bytes(&self, rows: usize, neighbors: usize) -> usize {
-        let (size, components) =
-            (self.device.numbers.size(), self.model.descriptor().form().components());
+        let (size, components) = (self.device.numbers.size(), self.model.descriptor().form().components());
         let columns = self.plan().map_or(0, Plan::columns);
         rows * (components * columns * size + neighbors * (3 * size + 8) + self.model.n_extra() * size)
     }

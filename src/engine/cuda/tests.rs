@@ -37,7 +37,14 @@ fn series(device: &Arc<Device>, model: &Arc<Dp>) -> Result<CudaEngine> {
 /// Batches of an engine share what is recorded.
 fn sharing(engine: Result<CudaEngine>) -> Result<CudaEngine> {
     let mut engine = engine?;
-    engine.core.share_shapes(Room { rows: 64, inputs: 128, places: 64, listed: 64, frames: 4, is_shared: false });
+    engine.core.share_shapes(Room {
+        rows: 64,
+        inputs: 128,
+        places: 64,
+        listed: 64,
+        frames: 4,
+        is_shared: false,
+    });
     Ok(engine)
 }
 

@@ -22,7 +22,8 @@ pub(super) fn check(core: &Core, setup: &Setup, cut: Cut) -> Result<usize> {
     let Some((system, &size)) = known.max_by_key(|(system, size)| system.n_atoms * **size) else {
         return Ok(free);
     };
-    let need = |parts| bytes(core, setup, system, size, Cut { parts, ..cut }).map(|[work, frames]| work + frames);
+    let need =
+        |parts| bytes(core, setup, system, size, Cut { parts, ..cut }).map(|[work, frames]| work + frames);
     if SURE * bytes_at_least(core, system, size, cut)? as f64 <= free as f64 {
         let [work, _] = bytes(core, setup, system, size, cut)?;
         return Ok(free.saturating_sub(work));
