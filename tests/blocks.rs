@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::Job;
 use common::place::{LONG, Place, errors, my_turn, said, succeed};
+use common::{Job, npy_of};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -103,6 +103,94 @@ fn groups_of_ranks_have_a_draw_each() {
         "the first batch in 2 blocks: the largest has",
     ] {
         assert_eq!(jobs[0].lines_with(line).count(), 1, "{line}: {}", said(&jobs[0]));
+    }
+}
+
+/// Labels of everything that a fitting net may predict, for each frame and for each atom, beside the energies.
+fn write_labels(place: &Place) {
+    for (system, frames) in [("a", 5), ("b", 3), ("v", 3)] {
+        let set = place.path(system).join("set.000");
+        let atoms =
+            std::fs::read_to_string(place.path(system).join("type.raw")).unwrap().split_whitespace().count();
+        for (name, width) in [("dos", 3), ("gap", 2), ("dipole", 3), ("polarizability", 9)] {
+            for (file, columns) in [(name.to_string(), width), (format!("atom_{name}"), atoms * width)] {
+                let values: Vec<f64> = (0..frames * columns).map(|k| (k as f64 * 0.37).sin()).collect();
+                let bytes: Vec<u8> = values.into_iter().flat_map(f64::to_le_bytes).collect();
+                std::fs::write(set.join(file + ".npy"), npy_of("<f8", &[frames, columns], &bytes)).unwrap();
+            }
+        }
+    }
+}
+
+/// A change of the input to a model of another output, and the loss for it.
+fn predicting(fitting: Value, loss: Value) -> Vec<(&'static str, Value)> {
+    let mut net = json!({"neuron": [8, 8], "seed": 1});
+    net.as_object_mut().unwrap().extend(fitting.as_object().unwrap().clone());
+    vec![
+        ("/model/fitting_net", net),
+        ("/loss", loss),
+        ("/training/training_data/batch_size", json!(2)),
+        ("/training/gradient_accumulation", json!(1)),
+        ("/learning_rate/scale_by_worker", json!("none")),
+    ]
+}
+
+#[test]
+fn models_of_other_outputs_take_frames_in_blocks() {
+    let _turn = my_turn();
+    let dos = json!({"type": "dos", "numb_dos": 3});
+    let gap = json!({"type": "property", "property_name": "gap", "task_dim": 2, "intensive": true});
+    let kinds = [
+        (dos.clone(), json!({"type": "dos", "start_pref_dos": 1, "limit_pref_dos": 1})),
+        (gap, json!({"type": "property"})),
+        (json!({"type": "dipole"}), json!({"type": "tensor", "pref": 1, "pref_atomic": 0})),
+        (json!({"type": "polar"}), json!({"type": "tensor", "pref": 1, "pref_atomic": 1})),
+    ];
+    for (fitting, loss) in kinds {
+        let about = fitting["type"].to_string();
+        let run = |n: usize, more: &[(&'static str, Value)], boxes: usize| {
+            let mut changes = predicting(fitting.clone(), loss.clone());
+            changes.push(("/training/ranks_per_frame", json!("all")));
+            changes.extend_from_slice(more);
+            let place = Place::new(&changes);
+            if boxes > 1 {
+                place.pile_up(boxes);
+            }
+            write_labels(&place);
+            train(&place, n, "shm", "").unwrap().iter_mut().for_each(succeed);
+            place
+        };
+        let want = run(1, &[], 1);
+        for n in [2, 3] {
+            same(&run(n, &[], 1), &want, 1e-8, &format!("{about}, {n} ranks"));
+        }
+        // Frames of 1560 atoms are cut alike for every number of ranks.
+        let exact = [("/training/reproducible", json!(true)), ("/training/numb_steps", json!(2))];
+        let want = arrays(&run(1, &exact, 130), "model.ckpt");
+        assert!(arrays(&run(2, &exact, 130), "model.ckpt") == want, "{about}: two ranks have other bits");
+    }
+}
+
+#[test]
+fn the_bias_of_large_frames_is_shifted_by_all_ranks_alike() {
+    let _turn = my_turn();
+    let changes = [
+        ("/training/numb_steps", json!(2)),
+        ("/training/change_bias_after_training", json!(true)),
+        ("/training/reproducible", json!(true)),
+        ("/training/ranks_per_frame", json!("all")),
+    ];
+    let said_of = |n: usize| {
+        let place = Place::new(&changes);
+        place.pile_up(130);
+        let mut jobs = train(&place, n, "shm", "").unwrap();
+        jobs.iter_mut().for_each(succeed);
+        let line = jobs[0].lines_with("energy bias").next().map(str::to_string);
+        line.expect("a line on the bias").split_once("energy bias").unwrap().1.to_string()
+    };
+    let want = said_of(1);
+    for n in [2, 3] {
+        assert_eq!(said_of(n), want, "{n} ranks");
     }
 }
 

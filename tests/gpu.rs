@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::place::{LONG, Place as JobPlace, errors, my_turn, said, succeed};
+use common::place::{LONG, Place as JobPlace, my_turn, said, succeed};
 use common::{ATOMS, Ended, Place, can_run_kernels, npy_of, run_with, skip, small_input, stand_ins};
 use phalanx::checkpoint;
 use serde_json::{Value, json};
@@ -96,6 +96,46 @@ fn memory_that_does_not_suffice_is_an_error_that_says_how_much_and_for_what() {
     assert_eq!(before, place.read("model.ckpt-60.phx"));
     dp(&place, &folder, "train input.json --device cuda --restart model.ckpt", &[]).succeeds();
     assert_eq!(checkpoint::load(&place.path("model.ckpt-80.phx")).unwrap().header["step"], 80);
+}
+
+#[test]
+fn a_frame_that_is_too_large_says_how_many_ranks_it_needs_and_they_train_it() {
+    let _turn = my_turn();
+    // 7,200 atoms: 100 MB for one GPU, less for each of several.
+    let place =
+        JobPlace::new(&[("/training/numb_steps", json!(3)), ("/training/validation_data", json!(null))]);
+    place.pile_up(600);
+    let Some(folder) = stand_ins(place.path("lib"), &[BOTH[0], BOTH[1], "libnccl.so.2"]) else { return };
+    let cache = place.path("cache");
+    let environment = [
+        ("LD_LIBRARY_PATH", folder.to_str().unwrap()),
+        ("XDG_CACHE_HOME", cache.to_str().unwrap()),
+        ("FAKE_CUDA_DEVICES", "16"),
+        ("FAKE_CUDA_MEMORY", "24000000"),
+    ];
+    let line = "train input.json --skip-neighbor-stat --device cuda";
+    let mut alone = place.alone(line, &environment);
+    assert!(!alone.end(LONG), "{}", said(&alone));
+    let text = said(&alone);
+    assert!(text.contains("MB for a batch of 1 frame of 7200 atoms ("), "{text}");
+    let ranks =
+        text.split("let ").find_map(|rest| rest.split_once(" ranks with such a GPU each share a batch"));
+    let ranks: usize = ranks.expect(&text).0.parse().unwrap();
+    assert!((2..=16).contains(&ranks), "{text}");
+    for n in [ranks - 1, ranks] {
+        place.input(&[
+            ("/training/numb_steps", json!(3)),
+            ("/training/validation_data", json!(null)),
+            ("/training/ranks_per_frame", json!("all")),
+        ]);
+        let mut jobs = place.by_hand(n, line, &environment);
+        for job in &mut jobs {
+            let ended = job.end(LONG);
+            assert!(ended || n < ranks, "{n} ranks: {}", said(job));
+        }
+        let written = place.path("model.ckpt-3.phx").exists();
+        assert!(written || n < ranks, "{n} ranks");
+    }
 }
 
 #[test]
@@ -370,17 +410,95 @@ fn what_a_kalman_filter_cannot_have_on_a_gpu_is_refused_before_training() {
     ]);
 }
 
-#[test]
-fn ranks_that_share_a_frame_are_refused_on_gpus_by_one_message() {
-    let _turn = my_turn();
-    let place = JobPlace::new(&[("/training/ranks_per_frame", json!("all"))]);
-    let Some(mut jobs) = two_gpus(&place, &[]) else { return };
-    for job in &mut jobs {
-        assert!(!job.end(LONG), "{}", said(job));
+/// What `n` ranks train on stand-in GPUs whose kernels run: one for each, or one for all.
+fn on_gpus(place: &JobPlace, n: usize, one_gpu: bool, args: &str) -> Option<Vec<common::Job>> {
+    let folder = stand_ins(place.path("lib"), &[BOTH[0], BOTH[1], "libnccl.so.2"])?;
+    let (cache, devices) = (place.path("cache"), n.to_string());
+    let environment = [
+        ("LD_LIBRARY_PATH", folder.to_str().unwrap()),
+        ("XDG_CACHE_HOME", cache.to_str().unwrap()),
+        ("FAKE_CUDA_RUNS", "1"),
+        ("FAKE_CUDA_DEVICES", if one_gpu { "1" } else { &devices }),
+        ("PHALANX_SHARE_GPU", if one_gpu { "1" } else { "0" }),
+    ];
+    let mut jobs = place.by_hand(n, &format!("train input.json --device cuda {args}"), &environment);
+    jobs.iter_mut().for_each(succeed);
+    Some(jobs)
+}
+
+/// The numbers of a checkpoint and of the learning curve are those of another run, to rounding.
+fn same_to_rounding(found: &JobPlace, want: &JobPlace, about: &str) {
+    let numbers = [found, want].map(|place| place.checkpoint("model.ckpt").into_numbers().concat());
+    for (k, (a, b)) in numbers[0].iter().zip(&numbers[1]).enumerate() {
+        assert!(
+            (a - b).abs() <= 1e-9 * b.abs().max(1e-3),
+            "{about}: number {k} of the checkpoint: {a} and {b}"
+        );
     }
-    let message = "training.ranks_per_frame: 2 ranks for a frame, which GPUs cannot do yet";
-    assert!(said(&jobs[0]).contains(message), "{}", said(&jobs[0]));
-    assert_eq!(errors(&jobs), 1, "{}", said(&jobs[1]));
+    let curves = [found, want].map(|place| {
+        let text = place.read("lcurve.out");
+        let rows = text.lines().filter(|line| !line.starts_with('#'));
+        rows.flat_map(str::split_whitespace).map(|x| x.parse::<f64>().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(curves[0].len(), curves[1].len(), "{about}");
+    for (a, b) in curves[0].iter().zip(&curves[1]) {
+        assert!((a - b).abs() <= 0.011 * b.abs(), "{about}: {a} and {b} in the learning curve");
+    }
+}
+
+/// A short run with all that a frame can have: batches of two, virials, energies of atoms, validation.
+fn shared(ranks_per_frame: Value, more: &[(&'static str, Value)]) -> Vec<(&'static str, Value)> {
+    let mut changes = vec![
+        ("/training/ranks_per_frame", ranks_per_frame),
+        ("/training/numb_steps", json!(5)),
+        ("/training/disp_freq", json!(2)),
+        ("/training/save_freq", json!(3)),
+        ("/training/training_data/batch_size", json!(2)),
+        ("/loss/start_pref_v", json!(0.1)),
+        ("/loss/limit_pref_v", json!(0.1)),
+        ("/validating", json!({"full_validation": true, "validation_freq": 2, "full_val_start": 0})),
+    ];
+    changes.extend_from_slice(more);
+    changes
+}
+
+#[test]
+fn gpus_that_share_a_frame_train_as_one() {
+    if !can_run_kernels() {
+        return;
+    }
+    let _turn = my_turn();
+    let one = JobPlace::new(&shared(json!(1), &[]));
+    let Some(_) = on_gpus(&one, 1, true, "") else { return };
+    for (n, one_gpu) in [(2, false), (3, true), (4, false)] {
+        let found = JobPlace::new(&shared(json!("all"), &[]));
+        let Some(jobs) = on_gpus(&found, n, one_gpu, "") else { return };
+        let about = format!("{n} ranks, one GPU for all: {one_gpu}");
+        assert_eq!(said(&jobs[0]).contains("gradients are added up by NCCL"), !one_gpu, "{about}");
+        let line = format!("the first batch in {n} blocks: the largest has");
+        assert_eq!(jobs[0].lines_with(&line).count(), 1, "{}", said(&jobs[0]));
+        same_to_rounding(&found, &one, &about);
+        assert_eq!(found.read("val.log").lines().count(), one.read("val.log").lines().count(), "{about}");
+    }
+}
+
+#[test]
+fn groups_of_gpus_have_a_batch_each_and_a_run_goes_on_with_others() {
+    if !can_run_kernels() {
+        return;
+    }
+    let _turn = my_turn();
+    let one = JobPlace::new(&shared(json!(1), &[("/training/gradient_accumulation", json!(2))]));
+    let Some(_) = on_gpus(&one, 1, true, "") else { return };
+    let found = JobPlace::new(&shared(json!(2), &[]));
+    on_gpus(&found, 4, false, "").unwrap();
+    same_to_rounding(&found, &one, "two groups of two");
+    let bits = found.checkpoint("model.ckpt").into_numbers();
+    on_gpus(&found, 4, false, "--restart model.ckpt-3").unwrap();
+    assert!(found.checkpoint("model.ckpt").into_numbers() == bits, "a restart has the same bits");
+    found.input(&shared(json!(3), &[("/training/gradient_accumulation", json!(2))]));
+    on_gpus(&found, 3, true, "--restart model.ckpt-3").unwrap();
+    same_to_rounding(&found, &one, "three ranks for a frame from step 3");
 }
 
 /// The device of a rank that is left waits for ever; the host must not.
@@ -388,12 +506,19 @@ fn ranks_that_share_a_frame_are_refused_on_gpus_by_one_message() {
 fn a_rank_that_dies_while_gpus_wait_for_each_other_is_named_by_the_others() {
     let _turn = my_turn();
     // Where all steps are saved the others wait in a save, else for the device to catch up.
-    for (signal, save_freq) in [(libc::SIGKILL, 50), (libc::SIGSTOP, 50), (libc::SIGKILL, 1)] {
+    for (signal, save_freq, ranks_per_frame) in [
+        (libc::SIGKILL, 50, 1),
+        (libc::SIGSTOP, 50, 1),
+        (libc::SIGKILL, 1, 1),
+        (libc::SIGKILL, 50, 2),
+        (libc::SIGSTOP, 50, 2),
+    ] {
         let place = JobPlace::new(&[
             ("/training/numb_steps", json!(100_000_000)),
             ("/training/disp_freq", json!(10_000_000)),
             ("/training/save_freq", json!(save_freq)),
             ("/training/stall_timeout", json!(3)),
+            ("/training/ranks_per_frame", json!(ranks_per_frame)),
         ]);
         let Some(mut jobs) = two_gpus(&place, &[("FAKE_NCCL_PATIENCE", "1")]) else { return };
         let deadline = std::time::Instant::now() + LONG;

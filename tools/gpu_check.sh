@@ -7,7 +7,7 @@
 # DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
 # TRAINED a model of the stock network after many steps: `times` and `profile` show it beside a fresh one (default: none).
 # OUT   folder for logs and the table (default: a new temporary folder).
-# Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart validation streaming memory
+# Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory
 # lost test times utilisation start profile optimizers pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
 # each of PRECISIONS (default: float64), minutes each; `times` shows all four, or these. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
@@ -17,7 +17,7 @@ while getopts b:d:t:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; t) trained=$(realpath "$OPTARG") ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared restart validation streaming memory lost test times utilisation start profile optimizers pinn}
+sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory lost test times utilisation start profile optimizers pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -103,6 +103,32 @@ print(" ".join(f"{k} {v:.0e}" for k, v in worst.items()))
 sys.exit(not worst or max(worst.values()) > 1e-10)
 END
     )
+}
+
+# deviation FOLDER FOLDER: the largest difference of parameters and moments in the last checkpoints of two runs, beside the norm of each array;
+# fails beyond 1e-8
+deviation() {
+    python3 - "$(ls -v "$1"/model.ckpt-*.phx | tail -1)" "$(ls -v "$2"/model.ckpt-*.phx | tail -1)" <<'END'
+import array, json, sys
+def arrays(path):
+    data = open(path, "rb").read()
+    end = 32 + int.from_bytes(data[24:32], "little")
+    table, start = json.loads(data[32:end]), (end + 63) // 64 * 64
+    return {a["name"]: array.array("d", data[start + a["offset"] :][: a["bytes"]]) for a in table["arrays"]}
+found, want = map(arrays, sys.argv[1:])
+assert found.keys() == want.keys() and found
+norm = lambda x: sum(y * y for y in x) ** 0.5
+worst = max(norm([x - y for x, y in zip(found[k], want[k])]) / (norm(want[k]) or 1.0) for k in want)
+print(f"{worst:.0e}")
+sys.exit(not worst < 1e-8)
+END
+}
+
+# in_ranks FOLDER RANKS ARGUMENTS...: as train, with so many ranks that share the GPU
+in_ranks() {
+    local folder=$1 ranks=$2
+    shift 2
+    (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n "$ranks" "$bin/dp" train input.json --skip-neighbor-stat --device cuda "$@" >log 2>&1)
 }
 
 # pinn_run FOLDER PRECISION BATCH STEPS DEVICE [arguments]: trains the default PiNet on 24-atom frames, energies and forces;
@@ -275,6 +301,26 @@ for section in $sections; do
         a=$(bits "$out/shared_two") b=$(bits "$out/shared_one")
         [ "$a" = "$b" ] && [ -s "$out/shared_one/lcurve.out" ]
         result "$section" $? "two ranks on one GPU $a, one rank with twice the draws $b"
+        ;;
+    blocks)
+        # Two and four ranks that share every frame, and the GPU, beside one rank; then two that go on from the checkpoint of four.
+        keys=', "ranks_per_frame": "all", "validation_data": {"systems": ["'$data'/water/data_3"], "batch_size": 1}' words= status=0
+        for ranks in 1 2 4; do
+            folder=$(fresh "blocks_$ranks") && input "$folder/input.json" 2 40 10 float64 "$keys"
+            sed -i 's/"save_freq": 1000000/"save_freq": 20/; s/"limit_pref_f": 1}/"limit_pref_f": 1, "start_pref_v": 0.02, "limit_pref_v": 1}/' "$folder/input.json"
+            in_ranks "$folder" "$ranks"
+            [ "$ranks" = 1 ] && continue
+            words="$words $ranks ranks $(deviation "$folder" "$out/blocks_1");" || status=1
+            grep -q "the first batch in $ranks blocks" "$folder/log" || status=1
+        done
+        for ranks in 4 2; do
+            folder=$(fresh "blocks_4_$ranks") && cp "$out/blocks_4"/{input.json,lcurve.out,model.ckpt-20.phx} "$folder/"
+            in_ranks "$folder" "$ranks" --restart model.ckpt-20.phx
+        done
+        words="$words four, then two $(deviation "$folder" "$out/blocks_1")" || status=1
+        a=$(bits "$out/blocks_4") b=$(bits "$out/blocks_4_4")
+        [ "$a" = "$b" ] && [ "$status" = 0 ]
+        result "$section" $? "beside one rank:$words; four ranks $a, 20 steps of them again $b; $(grep -o 'the largest has .*' "$out/blocks_4/log")"
         ;;
     validation)
         more=', "enable_ema": true, "ema_decay": 0.9, "validation_data": {"systems": ["'$data'/water/data_3"], "batch_size": 1}'

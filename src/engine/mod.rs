@@ -46,11 +46,18 @@ impl Prediction {
         [&self.energy, &self.atom_energy, &self.force, virial, &self.output, &self.atom_output]
     }
 
+    /// [`Prediction::lists`], to be changed.
+    pub fn lists_mut(&mut self) -> [&mut [f64]; 6] {
+        let Prediction { energy, atom_energy, force, virial, output, atom_output } = self;
+        [energy, atom_energy, force, virial.as_flattened_mut(), output, atom_output]
+    }
+
+    /// Which of these lists have numbers of single atoms that are neither forces nor needed for them.
+    pub const OF_ATOMS: [bool; 6] = [false, true, false, false, false, true];
+
     /// Adds what other centres of the same frames bring.
     pub fn add(&mut self, other: &Prediction) {
-        let Prediction { energy, atom_energy, force, virial, output, atom_output } = self;
-        let sums = [&mut energy[..], atom_energy, force, virial.as_flattened_mut(), output, atom_output];
-        for (sums, numbers) in sums.into_iter().zip(other.lists()) {
+        for (sums, numbers) in self.lists_mut().into_iter().zip(other.lists()) {
             assert_eq!(sums.len(), numbers.len(), "blocks of the same frames");
             sums.iter_mut().zip(numbers).for_each(|(sum, x)| *sum += x);
         }

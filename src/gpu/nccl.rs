@@ -3,12 +3,13 @@
 use super::device::Device;
 use super::library;
 use super::memory::Buffer;
+use super::shared::Ptr;
 use super::sys::{self, Handle, Nccl, UniqueId};
 use crate::err;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// A communicator of all ranks.
+/// A communicator of some ranks.
 pub struct NcclComm {
     nccl: Nccl,
     comm: Handle,
@@ -21,7 +22,7 @@ pub struct NcclComm {
 unsafe impl Send for NcclComm {}
 
 impl NcclComm {
-    /// Joins all ranks. `share` gives everyone rank 0's bytes; all ranks must call this together.
+    /// Joins `size` ranks. `share` gives everyone rank 0's bytes; all ranks must call this together.
     pub fn connect(
         device: &Arc<Device>,
         rank: usize,
@@ -58,8 +59,18 @@ impl NcclComm {
     /// Sums up the first `n` numbers over ranks, in place, in the order of the stream.
     pub fn sum(&self, x: &Buffer<f64>, n: usize) -> Result<()> {
         assert!(8 * n <= x.bytes(), "a sum of {n} numbers must stay inside its buffer");
-        let x = x.address();
         // SAFETY: `x` holds n doubles.
+        unsafe { self.sum_at(x.ptr(), n) }
+    }
+
+    /// As [`NcclComm::sum`], for numbers within some memory.
+    ///
+    /// # Safety
+    ///
+    /// There are `n` of them at `x`.
+    pub unsafe fn sum_at(&self, x: Ptr<f64>, n: usize) -> Result<()> {
+        let x = x.address();
+        // SAFETY: the caller's word.
         let code = unsafe {
             (self.nccl.all_reduce)(
                 x as *const _,
@@ -71,7 +82,7 @@ impl NcclComm {
                 self.device.stream().handle(),
             )
         };
-        check(code, "add up gradients over GPUs")
+        check(code, "add up numbers over GPUs")
     }
 
     /// An error that came up while a sum was under way.
@@ -79,7 +90,7 @@ impl NcclComm {
         let mut code = 0;
         // SAFETY: the communicator lives.
         unsafe { (self.nccl.comm_get_async_error)(self.comm, &mut code) };
-        if code == sys::NCCL_IN_PROGRESS { Ok(()) } else { check(code, "add up gradients over GPUs") }
+        if code == sys::NCCL_IN_PROGRESS { Ok(()) } else { check(code, "add up numbers over GPUs") }
     }
 
     /// Ends sums that will never be complete, because a rank is gone.

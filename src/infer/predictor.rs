@@ -232,20 +232,13 @@ impl Predictor {
         self.settle(std::slice::from_ref(frame))?;
         let cut = Cut { part: block, parts: self.n_blocks(frame.n_atoms()), steady: true };
         let engine = self.engine.as_mut().expect("it was made above");
-        let (mut out, n_rows) = match engine {
+        match engine {
             PrecisionEngine::Float32(engine) => evaluate_block(engine, &self.params, frame, cut),
             PrecisionEngine::Float64(engine) => evaluate_block(engine, &self.params, frame, cut),
             PrecisionEngine::Cuda(_) | PrecisionEngine::Operations(_) => {
                 bail!("a GPU evaluates whole frames")
             }
-        }?;
-        if self.model.output.is_intensive {
-            // The mean over its own atoms becomes its share in that over all.
-            let all = frame.types.iter().filter(|&&t| self.model.options.has_energy(t)).count();
-            let share = n_rows as f64 / all.max(1) as f64;
-            out.output.iter_mut().for_each(|x| *x *= share);
         }
-        Ok(out)
     }
 
     /// Lists the neighbours of a frame and evaluates it, some atoms at a time.
@@ -578,18 +571,18 @@ fn evaluate<T: Real>(
     Ok(out)
 }
 
-/// What the atoms of a block bring, and how many of them have an output.
+/// What the atoms of a block bring.
 fn evaluate_block<T: Real>(
     engine: &mut CpuEngine<T>,
     params: &[f64],
     frame: &Frame,
     cut: Cut,
-) -> Result<(Prediction, usize)> {
+) -> Result<Prediction> {
     let prepared = engine.block_preparer(cut)(frame)?;
     let block = &prepared.first().ok_or_else(|| err!("a part without a block"))?.prepared;
     let mut out = Prediction::default();
     engine.evaluate(&mut out, params, &[block]);
-    Ok((out, block.parts[0].n_rows()))
+    Ok(out)
 }
 
 /// Reads a frame; a coordinate that is not a number would spread over the whole frame without a word.

@@ -125,6 +125,10 @@ struct DosLoss {
 }
 
 impl Loss for DosLoss {
+    fn wants_atoms(&self) -> bool {
+        self.options.used().any(|(term, _)| term.of_atoms)
+    }
+
     fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], lr: f64) -> LossValue {
         seeds.reset(out);
         let mut value = LossValue::default();

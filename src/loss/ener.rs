@@ -59,7 +59,7 @@ impl LossOptions for EnerLossOptions {
 }
 
 impl Loss for EnerLoss {
-    fn wants_atom_energy(&self) -> bool {
+    fn wants_atoms(&self) -> bool {
         self.options.atom_energy.is_used() || self.options.enable_atom_ener_coeff
     }
 

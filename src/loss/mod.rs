@@ -52,8 +52,8 @@ pub trait Loss: Send {
     /// The loss of a batch at a learning rate, and its derivatives by everything predicted.
     fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], lr: f64) -> LossValue;
 
-    /// Whether energies of single atoms count.
-    fn wants_atom_energy(&self) -> bool {
+    /// Whether energies or outputs of single atoms count.
+    fn wants_atoms(&self) -> bool {
         false
     }
 }

@@ -96,6 +96,10 @@ struct TensorLoss {
 }
 
 impl Loss for TensorLoss {
+    fn wants_atoms(&self) -> bool {
+        self.options.pref_atomic > 0.0
+    }
+
     fn differentiate(&self, seeds: &mut Seeds, out: &Prediction, frames: &[&Frame], _lr: f64) -> LossValue {
         seeds.reset(out);
         let (of_frames, of_atoms) = (self.options.pref, self.options.pref_atomic);

@@ -35,6 +35,11 @@ impl Cut {
         if self.steady { (n_atoms / STEADY_ATOMS).clamp(1, STEADY_BLOCKS) } else { self.parts }
     }
 
+    /// Atoms of a block of so many, as far as memory is made for them at once: blocks are of equal work.
+    pub fn most_of_block(n_atoms: usize, parts: usize) -> usize {
+        if parts == 1 { n_atoms } else { (n_atoms.div_ceil(parts) * 9).div_ceil(8) }
+    }
+
     /// Those of this part.
     pub fn own(&self, n_atoms: usize) -> Range<usize> {
         share(self.n_blocks(n_atoms), self.parts, self.part)

@@ -21,14 +21,11 @@ impl<P: Prepared> Prepared for OwnBlocks<P> {
 /// The frames of a batch, which are of one system and have as many atoms.
 type Batch<P> = [Arc<Loaded<OwnBlocks<P>, Frame>>];
 
-/// Numbers of a frame beside those of its atoms: energy, centres, virial.
-const OF_FRAME: usize = 11;
-
 /// Predicts batches that the ranks of a group share.
 pub struct Shared {
     cut: Cut,
-    /// Energies of atoms are wanted too.
-    atom_energy: bool,
+    /// Energies or outputs of atoms are wanted too.
+    of_atoms: bool,
     /// What each block brings, or all of them together where each rank has one.
     slots: Vec<f64>,
     part: Prediction,
@@ -38,8 +35,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(cut: Cut, atom_energy: bool) -> Self {
-        Shared { cut, atom_energy, slots: Vec::new(), part: Prediction::default(), seen: 0, is_told: false }
+    pub fn new(cut: Cut, of_atoms: bool) -> Self {
+        Shared { cut, of_atoms, slots: Vec::new(), part: Prediction::default(), seen: 0, is_told: false }
     }
 
     pub fn cut(&self) -> Cut {
@@ -67,14 +64,17 @@ impl Shared {
             return Ok(());
         }
         self.tell_shares(batch, team)?;
-        let size = self.slot_size(batch);
         let n_slots = if self.cut.steady { n_blocks } else { 1 };
-        self.slots.clear();
-        self.slots.resize(n_slots * size, 0.0);
+        let mut size = 0;
         // Who has no block looks at one without atoms: engines adapt to the parameters, and must do so on all ranks.
         for k in 0..batch[0].prepared.0.len() {
             engine.evaluate(&mut self.part, params, &block(batch, k));
             self.seen = k;
+            if k == 0 {
+                size = batch.len() + self.summed().map(<[f64]>::len).sum::<usize>();
+                self.slots.clear();
+                self.slots.resize(n_slots * size, 0.0);
+            }
             if k < own.len() {
                 let slot = if self.cut.steady { own.start + k } else { 0 };
                 self.put(slot * size, batch, k);
@@ -98,26 +98,25 @@ impl Shared {
         }
     }
 
-    fn slot_size<P>(&self, batch: &Batch<P>) -> usize {
-        let of_atom = if self.atom_energy { 4 } else { 3 };
-        batch.iter().map(|f| OF_FRAME + of_atom * f.frame.n_atoms()).sum()
+    /// What is added up of the last prediction.
+    fn summed(&self) -> impl Iterator<Item = &[f64]> {
+        let lists = self.part.lists().into_iter().zip(Prediction::OF_ATOMS);
+        lists.filter(|(_, of_atoms)| self.of_atoms || !of_atoms).map(|(list, _)| list)
     }
 
-    /// Writes down what the `k`-th own block brings.
+    /// Writes down what the `k`-th own block brings: the centres of each frame, and what is predicted.
     fn put<P>(&mut self, start: usize, batch: &Batch<P>, k: usize) {
-        let mut at = start;
-        let mut push = |numbers: &[f64]| {
-            self.slots[at..at + numbers.len()].copy_from_slice(numbers);
-            at += numbers.len();
-        };
-        for (f, frame) in batch.iter().enumerate() {
-            push(&[self.part.energy[f], frame.prepared.0[k].centers as f64]);
-            push(&self.part.virial[f]);
+        let mut slot = std::mem::take(&mut self.slots);
+        let (centers, mut rest) = slot[start..].split_at_mut(batch.len());
+        for (to, frame) in centers.iter_mut().zip(batch) {
+            *to = frame.prepared.0[k].centers as f64;
         }
-        push(&self.part.force);
-        if self.atom_energy {
-            push(&self.part.atom_energy);
+        for list in self.summed() {
+            let (to, others) = rest.split_at_mut(list.len());
+            to.copy_from_slice(list);
+            rest = others;
         }
+        self.slots = slot;
     }
 
     /// Adds up what all blocks bring, in their order.
@@ -126,28 +125,21 @@ impl Shared {
         for slot in others.chunks_exact(size) {
             total.iter_mut().zip(slot).for_each(|(sum, x)| *sum += x);
         }
-        let (of_frames, of_atoms) = total.split_at(OF_FRAME * batch.len());
-        out.energy.clear();
-        out.virial.clear();
-        for (numbers, loaded) in of_frames.chunks_exact(OF_FRAME).zip(batch) {
-            out.energy.push(numbers[0]);
-            out.virial.push(std::array::from_fn(|k| numbers[2 + k]));
+        let (centers, mut rest) = total.split_at(batch.len());
+        for (&centers, loaded) in centers.iter().zip(batch) {
             let real = loaded.frame.types.iter().filter(|&&t| t >= 0).count();
-            if numbers[1] != real as f64 {
-                return Err(err!(
-                    "the blocks of a frame of {real} atoms have {} together: the ranks of a group have not cut it alike",
-                    numbers[1]
-                )
-                .help("let ranks that share frames run on processors of one kind"));
-            }
+            check_centers(centers, real)?;
         }
-        let n_atoms: usize = batch.iter().map(|f| f.frame.n_atoms()).sum();
-        let (force, atom_energy) = of_atoms.split_at(3 * n_atoms);
-        out.force.clear();
-        out.force.extend_from_slice(force);
-        out.atom_energy.clear();
-        out.atom_energy.extend_from_slice(atom_energy);
-        out.atom_energy.resize(n_atoms, 0.0);
+        out.clone_from(&self.part); // for its shape
+        for (list, of_atoms) in out.lists_mut().into_iter().zip(Prediction::OF_ATOMS) {
+            if of_atoms && !self.of_atoms {
+                list.fill(0.0);
+                continue;
+            }
+            let (sums, others) = rest.split_at(list.len());
+            list.copy_from_slice(sums);
+            rest = others;
+        }
         Ok(())
     }
 
@@ -162,19 +154,35 @@ impl Shared {
             sizes[2 * self.cut.part + 1] += block.pairs as f64;
         }
         team.sum_in_group(&mut sizes)?;
-        let told = |k: usize| {
-            let sizes: Vec<f64> = sizes.iter().copied().skip(k).step_by(2).collect();
-            let (most, sum) = (sizes.iter().copied().fold(0.0, f64::max), sizes.iter().sum::<f64>());
-            format!("{most} of {sum} ({:.2} of the mean)", most / (sum / sizes.len() as f64).max(1.0))
-        };
-        log::info!(
-            "the first batch in {} blocks: the largest has {} atoms and {} neighbours",
-            self.cut.parts,
-            told(0),
-            told(1)
-        );
+        let all = |k: usize| sizes.iter().copied().skip(k).step_by(2).collect();
+        tell_balance(all(0), all(1));
         Ok(())
     }
+}
+
+/// Whether the blocks of a frame have all of its real atoms.
+pub fn check_centers(centers: f64, real: usize) -> Result<()> {
+    if centers == real as f64 {
+        return Ok(());
+    }
+    Err(err!(
+        "the blocks of a frame of {real} atoms have {centers} together: the ranks of a group have not cut it alike"
+    )
+    .help("let ranks that share frames run on processors of one kind"))
+}
+
+/// Says how evenly the first batch is shared, given the atoms and neighbours of each block.
+pub fn tell_balance(atoms: Vec<f64>, neighbors: Vec<f64>) {
+    let told = |sizes: &[f64]| {
+        let (most, sum) = (sizes.iter().copied().fold(0.0, f64::max), sizes.iter().sum::<f64>());
+        format!("{most} of {sum} ({:.2} of the mean)", most / (sum / sizes.len() as f64).max(1.0))
+    };
+    log::info!(
+        "the first batch in {} blocks: the largest has {} atoms and {} neighbours",
+        atoms.len(),
+        told(&atoms),
+        told(&neighbors)
+    );
 }
 
 /// Atoms of each frame of a batch.

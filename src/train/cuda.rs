@@ -1,7 +1,9 @@
 //! A Deep Potential on a GPU, as the learner there sees it.
 
+mod blocks;
 mod kalman;
 mod kinds;
+mod memory;
 pub mod operations;
 mod optimizer;
 mod validation;
@@ -31,16 +33,18 @@ use crate::engine::cuda::layout::{self, Status, TURN_HEADER};
 use crate::engine::cuda::shape::Shape;
 use crate::engine::cuda::{OnGpu, engine_on_gpu, program};
 use crate::gpu::staging::Staging;
-use crate::gpu::{Buffer, Device, Event, Numbers, Pinned};
+use crate::gpu::{Buffer, Device, Event, Numbers, Pinned, Ptr};
 use crate::loss::observation::{Observation, Observed};
 use crate::loss::options::{EnerLossOptions, LossFunction};
 use crate::loss::{EnerLoss, ErrorSums, LossValue, Term};
 use crate::model::dp::options::Form;
+use crate::neighbor::Cut;
 use crate::optim::Target;
 use crate::optim::adam::{AdamOptions, Rule};
 use crate::sample::cache::Lru;
 use crate::sample::{FrameId, Pool, Purpose, Sampler};
 use crate::{Result, err};
+use blocks::Blocks;
 use kalman::FilterOnGpu;
 use optimizer::DeviceOptimizer;
 use serde_json::{Value, json};
@@ -69,6 +73,7 @@ pub struct DeepPotentialOnGpu {
     /// When the numbers of a step are on the device.
     copied: Vec<Event>,
     validation: Option<ValidationFrames>,
+    blocks: Blocks,
 }
 
 /// A learner on this rank's GPU; `shared`: another rank has the same one.
@@ -105,10 +110,15 @@ fn fused(
         return Err(err!("optimizer: the GPU has Adam, AdamW, HybridMuon, AdaMuon and LKF alone")
             .help("use --device cpu"));
     };
+    if team.ranks_per_group() > 1 && optimizer.kalman().is_some() {
+        return Err(err!("training.ranks_per_frame: on GPUs ranks cannot share frames where LKF observes them")
+            .help("leave the key out, choose another optimizer, or use --device cpu"));
+    }
     let loss = energy_loss(setup);
     let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);
     let device = team.agree(device)?;
-    let built = DeepPotentialOnGpu::build(&device, setup, &optimizer, start_lr);
+    let cut = blocks::cut_of(team);
+    let built = DeepPotentialOnGpu::build(&device, setup, &optimizer, start_lr, cut);
     let mut core = team.agree(built)?;
     let target = Target {
         table: &setup.model.table,
@@ -121,8 +131,11 @@ fn fused(
     let filter = filter(&core, setup, &optimizer, &target);
     let filter = team.agree(filter)?;
     let first_slot = core.store.capacity() - validation_slots(setup);
+    let left = team.agree(memory::check(&core, setup, cut))?;
     let (free, _) = team.agree(device.memory())?;
-    let bytes = (free as f64 * training.gpu_memory) as usize;
+    let bytes = ((free as f64 * training.gpu_memory) as usize).min(left);
+    // Ranks that share frames keep the same ones.
+    let bytes = if cut.parts > 1 { team.gather(&bytes)?.into_iter().min().unwrap_or(bytes) } else { bytes };
     let feed = start_feed(team, session, setup, &device, first_slot, bytes);
     let feed = team.agree(feed)?;
     let (draws, n_params) = (training.gradient_accumulation, setup.params.len());
@@ -142,6 +155,7 @@ fn fused(
         feed,
         copied,
         validation: ValidationFrames::new(setup, first_slot),
+        blocks: Blocks::new(cut),
         core,
         setup: setup.clone(),
     };
@@ -186,6 +200,7 @@ impl DeepPotentialOnGpu {
         setup: &Arc<Setup>,
         optimizer: &DeviceOptimizer,
         start_lr: f64,
+        cut: Cut,
     ) -> Result<Core> {
         let loss = energy_loss(setup);
         let frames: usize = setup.data.training.systems.iter().map(|s| s.n_frames).sum();
@@ -193,7 +208,7 @@ impl DeepPotentialOnGpu {
         let terms = Terms { loss: Some(loss_terms(loss, start_lr)), virial };
         let capacity = frames + validation_slots(setup);
         let mut core = Core::new(device, &setup.model, setup.min_distance, capacity, terms)?;
-        if let Some(largest) = kinds::largest_of_many(setup) {
+        if let Some(largest) = kinds::largest_of_many(setup, cut) {
             log::debug!("batches of many kinds: recorded steps have room for {} rows at most", largest.rows);
             core.share_shapes(largest);
         }
@@ -302,6 +317,10 @@ impl GpuFamily for DeepPotentialOnGpu {
         self.feed.next()
     }
 
+    fn meet(&mut self, drawn: &mut Placed, team: &mut Team) -> Result<()> {
+        self.blocks.meet(drawn.coming.iter_mut().map(|(_, frame)| frame).collect(), team)
+    }
+
     fn place(&mut self, batch: Placed, _now: &Now, wait: &mut dyn FnMut() -> Result<()>) -> Result<Vec<u32>> {
         for slot in batch.leaving {
             self.core.store.remove(slot as usize)?;
@@ -349,14 +368,31 @@ impl GpuFamily for DeepPotentialOnGpu {
         unsafe { self.core.send_turn(from, place, bytes, &self.copied[place]) }
     }
 
+    fn shared_sums(&self, shape: &Shape) -> Option<(Ptr<f64>, usize)> {
+        let loss = energy_loss(&self.setup);
+        self.core.shared_sums(shape, loss.atom_energy.is_used() || loss.enable_atom_ener_coeff)
+    }
+
+    unsafe fn own_part(&self, shape: &Shape) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.core.own_part(shape) }
+    }
+
     unsafe fn first_pass(&self, shape: &Shape) -> Result<()> {
         // SAFETY: the caller's word.
-        unsafe { self.core.first_pass(shape) }
+        unsafe {
+            if shape.shared.is_some() { self.core.shared_loss(shape) } else { self.core.first_pass(shape) }
+        }
     }
 
     unsafe fn gradient(&self, shape: &Shape) -> Result<()> {
         // SAFETY: the caller's word.
-        unsafe { self.core.gradient(shape)? };
+        unsafe {
+            match shape.shared {
+                Some(_) => self.core.shared_gradient(shape)?,
+                None => self.core.gradient(shape)?,
+            }
+        }
         self.core.reduce(shape)
     }
 
@@ -381,7 +417,7 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 
     fn set_observation(&mut self, slots: &Vec<u32>, observation: &Observation) -> Result<()> {
-        let facts = |&slot: &u32| self.core.store.facts(slot as usize).real_atoms();
+        let facts = |&slot: &u32| self.core.store.facts(slot as usize).real_atoms().to_vec();
         let real: Vec<Vec<bool>> = slots.iter().map(facts).collect();
         kalman::set_observation(self.observer(), observation, &real)
     }
@@ -453,6 +489,7 @@ impl GpuFamily for DeepPotentialOnGpu {
             return Ok(Vec::new());
         }
         let local = self.own_batches(steps, team, display, rate);
+        let local = Ok(team.agree_on_work(local)?);
         validate::mean_over_ranks(team, local)
     }
 
@@ -572,7 +609,8 @@ fn start_feed(
     let sampler = Sampler::at(pool, setup.input.training.seed, Purpose::Training, first_draw);
     let data = setup.data.training.clone();
     let (model, numbers) = (setup.model.clone(), device.numbers);
-    let each = frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_COLUMNS, numbers.size());
+    let cut = blocks::cut_of(team);
+    let each = frame_bytes(&data, model.n_sel(), model.n_types(), COUNTED_COLUMNS, numbers.size(), cut.parts);
     let total: usize = data.systems.iter().zip(&each).map(|(s, b)| s.n_frames * b).sum();
     let streams = total > bytes;
     if streams {
@@ -595,7 +633,7 @@ fn start_feed(
     };
     let prepare = move |id: FrameId| {
         let frame = data.systems[id.system].read_frame(id.frame)?;
-        HostFrame::new(&model, &frame, numbers)
+        HostFrame::of_part(&model, &frame, numbers, cut)
             .map_err(|e| e.at(format!("{}: frame {}", data.systems[id.system].path, id.frame)))
     };
     // Frames that come once are not worth pages that are locked for them.

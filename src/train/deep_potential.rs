@@ -33,7 +33,7 @@ pub struct DeepPotential<E: Engine> {
 impl<E: Engine> DeepPotential<E> {
     /// With frames that are cut so.
     pub fn new(engine: E, loss: Box<dyn Loss>, cut: Cut) -> Self {
-        let shared = Shared::new(cut, loss.wants_atom_energy());
+        let shared = Shared::new(cut, loss.wants_atoms());
         DeepPotential { engine, shared, loss, out: Prediction::default(), seeds: Seeds::default() }
     }
 
@@ -119,9 +119,8 @@ pub fn learner<E: Engine + 'static>(
 ) -> Result<CpuLearner<DeepPotential<E>>> {
     let training = &setup.input.training;
     engine.adapt(&setup.params);
-    // Only models of energies have blocks.
-    let steady = training.reproducible && setup.model.is_energy();
-    let cut = Cut { part: team.rank_in_group(), parts: team.ranks_per_group(), steady };
+    let cut =
+        Cut { part: team.rank_in_group(), parts: team.ranks_per_group(), steady: training.reproducible };
     let first_draw = setup.resumed.as_ref().map_or(0, |state| state.draws);
     let queue = team.agree(start_queue(team, threads, setup, first_draw, engine.block_preparer(cut)))?;
     let validation = setup.data.validation.clone().map(|data| {

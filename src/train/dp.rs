@@ -144,19 +144,33 @@ pub(super) fn form_groups(team: &mut Team, session: &Session, input: &Input) -> 
     if ranks == 1 {
         return Ok(());
     }
-    if session.gpu.is_some() {
-        let refused = err!("training.ranks_per_frame: {ranks} ranks for a frame, which GPUs cannot do yet")
-            .help("leave the key out, or use --device cpu");
-        return team.tell_once(Err(refused));
-    }
-    if !input.model.fitting.is_energy() {
-        let refused = err!("training.ranks_per_frame: only models of energies have blocks of frames")
-            .help("leave the key out");
-        return team.tell_once(Err(refused));
-    }
+    let gpus = team.gather(&session.gpu.as_ref().map(|(gpu, _)| gpu.name.clone()))?;
+    team.tell_once(refuse_mixed_groups(&gpus, ranks))?;
     team.form_groups(ranks)?;
     for line in messages::groups(ranks, team.n_groups(), training.gradient_accumulation) {
         log::info!("{line}");
+    }
+    if training.reproducible && session.gpu.is_some() {
+        log::warn!(
+            "training.reproducible: on GPUs the last bits do not depend on the number of ranks, but on training.ranks_per_frame"
+        );
+    }
+    Ok(())
+}
+
+/// Ranks that share a frame must find the same blocks and series: their GPUs, by rank, are of one kind.
+fn refuse_mixed_groups(gpus: &[Option<String>], ranks: usize) -> Result<()> {
+    for (group, gpus) in gpus.chunks(ranks).enumerate() {
+        let Some(k) = gpus.iter().position(|gpu| *gpu != gpus[0]) else { continue };
+        let first = group * ranks;
+        let name = |k: usize| gpus[k].as_deref().unwrap_or("the CPU");
+        return Err(err!(
+            "training.ranks_per_frame: ranks {first} and {} share frames and compute on {} and {}",
+            first + k,
+            name(0),
+            name(k)
+        )
+        .help("order the ranks so that those of a group have devices of one kind"));
     }
     Ok(())
 }

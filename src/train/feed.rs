@@ -167,9 +167,18 @@ impl Residents {
 /// Bytes of a frame on the device, at most, for each system of a data set.
 ///
 /// - columns  of the features, for each neighbour type
-pub fn frame_bytes(data: &Dataset, n_sel: usize, n_types: usize, columns: usize, size: usize) -> Vec<usize> {
-    let of_atom = n_sel * (3 * size + 8) + 4 * n_types * columns * size + 160;
-    data.systems.iter().map(|system| system.n_atoms * of_atom + 4096).collect()
+/// - parts    ranks that share a frame
+pub fn frame_bytes(
+    data: &Dataset,
+    n_sel: usize,
+    n_types: usize,
+    columns: usize,
+    size: usize,
+    parts: usize,
+) -> Vec<usize> {
+    let of_row = n_sel * (3 * size + 8) + 4 * n_types * columns * size + 40;
+    let bytes = |n: usize| crate::neighbor::Cut::most_of_block(n, parts) * of_row + n * 120 + 4096;
+    data.systems.iter().map(|system| bytes(system.n_atoms)).collect()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
 use crate::error::ErrorKind;
 use crate::gpu::memory::Plain;
-use crate::gpu::{Buffer, Device, Event, Pinned};
+use crate::gpu::{Buffer, Device, Event, Pinned, Ptr};
 use crate::loss::Cost;
 use crate::loss::observation::{Observation, Observed};
 use crate::report::profile::{Phase, Profiler};
@@ -50,6 +50,11 @@ pub trait GpuFamily {
     /// The next batch of this rank; waits where it is not ready.
     fn draw(&mut self) -> Result<Self::Drawn>;
 
+    /// Agrees with the ranks that share the frames of a batch on what all of them must do alike with it. They do this together.
+    fn meet(&mut self, _drawn: &mut Self::Drawn, _team: &mut Team) -> Result<()> {
+        Ok(())
+    }
+
     /// Brings what a batch needs to the device. `wait` waits for all steps so far.
     fn place(
         &mut self,
@@ -80,14 +85,29 @@ pub trait GpuFamily {
     /// The pass that took what stood at the same of [`AHEAD`] places is over. `from` stays as it is until the next pass is.
     unsafe fn send(&self, from: &Pinned, place: usize, bytes: usize) -> Result<()>;
 
-    /// Predictions and the loss.
+    /// What ranks that share frames add up between [`GpuFamily::own_part`] and the passes below, and how many numbers that is; nothing
+    /// where each rank has frames of its own.
+    fn shared_sums(&self, _shape: &Self::Shape) -> Option<(Ptr<f64>, usize)> {
+        None
+    }
+
+    /// What this rank's part of shared frames brings to predictions.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GpuFamily::first_pass`].
+    unsafe fn own_part(&self, _shape: &Self::Shape) -> Result<()> {
+        unreachable!("this family shares no frames")
+    }
+
+    /// Predictions and the loss; the loss alone where [`GpuFamily::shared_sums`] are there.
     ///
     /// # Safety
     ///
     /// The numbers of a batch of this shape were sent.
     unsafe fn first_pass(&self, shape: &Self::Shape) -> Result<()>;
 
-    /// First pass and gradient.
+    /// [`GpuFamily::first_pass`] and the gradient.
     ///
     /// # Safety
     ///
@@ -253,6 +273,8 @@ pub struct Steps {
     ring: Vec<(Pinned, Event)>,
     next: usize,
     bytes: Vec<u8>,
+    /// What ranks that share frames add up.
+    shared: Vec<f64>,
 }
 
 impl Steps {
@@ -260,7 +282,7 @@ impl Steps {
     fn new(device: &Arc<Device>, sum: Sum, bytes: usize, stall_timeout: Duration) -> Result<Steps> {
         let piece = |_| Ok((Pinned::new(device, bytes)?, Event::new(device)?));
         let ring = (0..AHEAD).map(piece).collect::<Result<_>>()?;
-        Ok(Steps { sum, stall_timeout, ring, next: 0, bytes: Vec::new() })
+        Ok(Steps { sum, stall_timeout, ring, next: 0, bytes: Vec::new(), shared: Vec::new() })
     }
 
     /// Waits for all steps. Where ranks wait for each other on their GPUs, one that is gone is found out and named.
@@ -308,6 +330,19 @@ impl Steps {
         }
     }
 
+    /// Adds up over the ranks that share frames what [`GpuFamily::own_part`] has found, where the devices do not.
+    fn sum_on_host<F: GpuFamily>(&mut self, family: &F, shape: &F::Shape, team: &mut Team) -> Result<()> {
+        let Some((sums, n)) = family.shared_sums(shape) else { return Ok(()) };
+        let device = family.on_device().device;
+        self.shared.resize(n, 0.0);
+        // SAFETY: so many numbers are there, on the main stream.
+        unsafe {
+            device.read_at(sums.address(), &mut self.shared)?;
+            team.sum_in_group(&mut self.shared)?;
+            device.write_at(sums.address(), &self.shared)
+        }
+    }
+
     /// A pass that takes what was sent is started.
     fn started(&mut self, device: &Device) -> Result<()> {
         self.ring[self.next % AHEAD].1.record(device.stream())?;
@@ -327,8 +362,15 @@ impl Steps {
         let shape = self.shape(family, batch, team)?;
         self.send(family, batch, &asked, team)?;
         // SAFETY: the numbers of this batch were sent.
-        unsafe { family.first_pass(&shape)? };
+        unsafe {
+            if family.shared_sums(&shape).is_some() && !own_part_and_sum(family, &shape, &self.sum)? {
+                family.own_part(&shape)?;
+                self.sum_on_host(family, &shape, team)?;
+            }
+            family.first_pass(&shape)?;
+        }
         self.started(family.on_device().device)?;
+        self.wait(family.on_device().device, team)?;
         family.value(batch, &asked)
     }
 }
@@ -375,6 +417,8 @@ impl<S: Status> Looks<S> {
 enum Part<K> {
     /// Gradient and update, with the sum over ranks between them where the devices make it.
     Whole(K),
+    /// What the own part of shared frames brings, where the host adds it up.
+    Own(K),
     /// The gradient of one draw.
     Gradient(K),
     /// The gradient of what is observed of one.
@@ -441,7 +485,9 @@ impl<F: GpuFamily> GpuLearner<F> {
     fn replay(&mut self, part: Part<F::Kind>, shape: &F::Shape) -> Result<()> {
         let Self { family, steps, recordings, wants_norm, .. } = self;
         recordings.retain_for(part, |part| match *part {
-            Part::Whole(kind) | Part::Gradient(kind) | Part::Observation(kind) => family.keeps(kind),
+            Part::Whole(kind) | Part::Gradient(kind) | Part::Own(kind) | Part::Observation(kind) => {
+                family.keeps(kind)
+            }
             Part::Update => true,
         });
         let OnDevice { device, generation, .. } = family.on_device();
@@ -457,7 +503,8 @@ impl<F: GpuFamily> GpuLearner<F> {
         let now = Now { step: turn.step, rank: team.rank(), rate: turn.rate.schedule };
         let mut batches = Vec::with_capacity(self.draws);
         for draw in 0..self.draws {
-            let drawn = profiler.time(Phase::DataWait, || self.family.draw())?;
+            let mut drawn = profiler.time(Phase::DataWait, || self.family.draw())?;
+            profiler.time(Phase::Communication, || self.family.meet(&mut drawn, team))?;
             let span = profiler.span(Phase::Forward);
             let Self { family, steps, .. } = self;
             let device = family.on_device().device.clone();
@@ -471,6 +518,10 @@ impl<F: GpuFamily> GpuLearner<F> {
             };
             steps.send(family, &batch, &asked, team)?;
             let kind = family.kind(&shape);
+            if on_host && family.shared_sums(&shape).is_some() {
+                self.replay(Part::Own(kind), &shape)?;
+                profiler.time(Phase::Communication, || self.steps.sum_on_host(&self.family, &shape, team))?;
+            }
             self.replay(if in_parts { Part::Gradient(kind) } else { Part::Whole(kind) }, &shape)?;
             self.steps.started(&device)?;
             drop(span);
@@ -575,18 +626,40 @@ fn start<F: GpuFamily>(
     unsafe {
         match part {
             Part::Whole(_) if matches!(sum, Sum::Alone) && !wants_norm => return family.whole_step(shape),
-            Part::Gradient(_) => return family.gradient(shape),
+            Part::Own(_) => return family.own_part(shape),
             Part::Observation(_) => return family.observe(shape),
-            Part::Whole(_) => family.gradient(shape)?,
+            Part::Gradient(_) | Part::Whole(_) => {
+                own_part_and_sum(family, shape, sum)?;
+                family.gradient(shape)?;
+            }
             Part::Update => {}
         }
     }
-    if let Sum::Nccl(comm) = sum {
+    if matches!(part, Part::Gradient(_)) {
+        return Ok(());
+    }
+    if let Sum::Nccl(joined) = sum {
         let OnDevice { grad, n_params, .. } = family.on_device();
-        comm.sum(grad, n_params + 1)?;
+        joined.sum(grad, n_params + 1)?;
         family.after_sum()?;
     }
     family.update(wants_norm)
+}
+
+/// What the own part of shared frames brings, and the sum over the ranks that share them, where their devices make it; false
+/// where there is nothing to do, or the host makes it.
+///
+/// # Safety
+///
+/// As for [`GpuFamily::first_pass`].
+unsafe fn own_part_and_sum<F: GpuFamily>(family: &F, shape: &F::Shape, sum: &Sum) -> Result<bool> {
+    let (Some((sums, n)), Sum::Nccl(joined)) = (family.shared_sums(shape), sum) else { return Ok(false) };
+    // SAFETY: the caller's word, and the family's.
+    unsafe {
+        family.own_part(shape)?;
+        joined.sum_in_group(sums, n)?;
+    }
+    Ok(true)
 }
 
 impl<F: GpuFamily> Learner for GpuLearner<F> {

@@ -157,7 +157,7 @@ static TRAINING: Table = Table::of(&[
         .doc("Phalanx only. Batches whose gradients a rank adds up for one step."),
     Key::new("ranks_per_frame", Kind::OneOf(&[Kind::AT_LEAST_ONE, Kind::choice(&["all"])])).default("1").doc(
         "Phalanx only. Ranks in a row that work on one batch together, each on blocks of space of its frames: a number that divides \
-         that of all ranks, or \"all\". A step then has as many batches as there are such groups. On the CPU only.",
+         that of all ranks, or \"all\". A step then has as many batches as there are such groups.",
     ),
     Key::new("reproducible", Kind::Bool)
         .default("false")

@@ -59,6 +59,8 @@ impl<'a, T> FramesOfPart<'a, T> {
 pub struct CpuFrame<T> {
     /// Atoms of the frame, virtual ones included.
     pub n_atoms: usize,
+    /// Atoms of the whole frame that have an output of their own; rows are some of them.
+    pub n_counted: usize,
     /// `[n_rows]` index in the file.
     pub order: Vec<u32>,
     /// `[n_types + 1]` rows of each type.
@@ -144,6 +146,7 @@ impl<T: Real> CpuFrame<T> {
         let block = (0..=n_types).map(|t| order.partition_point(|&i| type_of(i) < t)).collect();
         let mut frame = CpuFrame {
             n_atoms,
+            n_counted: geometry.n_counted,
             pair_start: vec![0],
             j: Vec::with_capacity(n_pairs),
             d: [0, 1, 2].map(|_| Vec::with_capacity(n_pairs)),

@@ -8,7 +8,7 @@ use super::{Prediction, Seeds};
 
 /// One over the atoms of each frame that have an output, where the output of a frame is their mean.
 fn shares<T: Real>(batch: &Batch<T>) -> Vec<f64> {
-    let n = |f: usize| batch.frames.at(f).n_rows() as f64;
+    let n = |f: usize| batch.frames.at(f).n_counted as f64;
     let is_mean = batch.model.output.is_intensive;
     (0..batch.frames.n_frames()).map(|f| if is_mean { 1.0 / n(f) } else { 1.0 }).collect()
 }

@@ -36,7 +36,10 @@ fn compare_params<T: Real>(
 
 /// The sum over blocks is the whole, for every number of them, also where some have no atom.
 fn compare_blocks<T: Real>(descriptor: impl Into<Descriptors>, mode: EmbeddingMode, tolerance: f64) {
-    let model = model(descriptor);
+    compare_blocks_of::<T>(model(descriptor), mode, tolerance);
+}
+
+fn compare_blocks_of<T: Real>(model: Arc<Dp>, mode: EmbeddingMode, tolerance: f64) {
     let params = model.random_params(9);
     let frames = [frame(23, 1), frame(9, 4), frame(17, 8)];
     let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
@@ -47,6 +50,15 @@ fn compare_blocks<T: Real>(descriptor: impl Into<Descriptors>, mode: EmbeddingMo
     }
     let mut reference = InBlocks::new(3, || Ok(ReferenceEngine::new(model.clone()))).unwrap();
     compare_results(&run(&mut reference, &params, &frames), &want, 1e-12, |_, _| {});
+}
+
+#[test]
+fn blocks_of_frames_add_up_whatever_the_model_predicts() {
+    for kind in other_outputs().into_iter().chain(turned_outputs()) {
+        let model = model_with(options(), |fitting| fitting.kind = kind.clone());
+        compare_blocks_of::<f64>(model.clone(), SERIES, 1e-9);
+        compare_blocks_of::<f32>(model, EmbeddingMode::Direct, 3e-4);
+    }
 }
 
 #[test]

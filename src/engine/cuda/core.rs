@@ -10,12 +10,13 @@ use super::network::{Network, PER_BLOCK, SeriesOnDevice};
 use super::products::ProductLaunch;
 use super::program::*;
 use super::rows::{Arrangement, Room};
-use super::shape::{Content, FrameShape, Shape, work_bytes};
+use super::shape::{CHUNK, Content, FrameShape, Shape, work_bytes};
 use super::share::Share;
 use super::store::Store;
 use crate::Result;
 use crate::engine::Prediction;
 use crate::engine::cpu::argument_range;
+use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cpu::pool::Pool;
 use crate::gpu::launch::Parameters;
 use crate::gpu::{Buffer, Device, DevicePtr, Event, Kernel, Launch, Pinned, Ptr, Stream};
@@ -297,6 +298,11 @@ impl Core {
         self.largest = Some(largest);
     }
 
+    /// Whether batches of so many frames share what is recorded.
+    pub fn shares_shapes(&self, n_frames: usize) -> bool {
+        self.largest.is_some_and(|largest| largest.frames >= n_frames)
+    }
+
     /// Bytes of a step's numbers, of `n_frames` at most.
     pub fn turn_bytes(&self, n_frames: usize) -> usize {
         let arranged = Arrangement::words_of(self.model.n_types(), n_frames);
@@ -327,7 +333,9 @@ impl Core {
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
         let room = self.room_of(slots);
         if let Some(room) = room {
-            [room.rows, room.inputs, room.places].iter().for_each(|n| hasher.update(&n.to_le_bytes()));
+            [room.rows, room.inputs, room.places, room.listed]
+                .iter()
+                .for_each(|n| hasher.update(&n.to_le_bytes()));
         }
         let mut by_series = self.series.is_some();
         for &slot in slots {
@@ -386,6 +394,21 @@ impl Core {
         }
         self.shapes.insert(key, (shape.clone(), self.uses));
         Ok(shape)
+    }
+
+    /// Bytes that a batch takes beside its frames.
+    pub fn batch_bytes(&self, room: Room) -> Result<usize> {
+        let by_series = self.series.is_some();
+        let work = work_bytes(&self.network, self.nets(by_series), Content::UpTo(room))?;
+        let kept = self.direct.as_ref().filter(|_| !by_series).map_or(0, |direct| direct.bytes(room.rows));
+        Ok(work + kept)
+    }
+
+    /// Bytes that frames of so many rows take, each with so many neighbours.
+    pub fn frame_bytes(&self, rows: usize, neighbors: usize) -> usize {
+        let (size, components) = (self.device.numbers.size(), self.model.descriptor().form().components());
+        let columns = self.plan().map_or(0, Plan::columns);
+        rows * (components * columns * size + neighbors * (3 * size + 8) + self.model.n_extra() * size)
     }
 
     /// Working memory for one more kind of batch, and a place for its shape: the one that was used longest ago leaves.
@@ -504,8 +527,49 @@ impl Core {
             // SAFETY: as above.
             unsafe { self.start(kernel, share.launch(), (b, share.each))? };
         }
+        if shape.shared.is_some() {
+            return self.collect_block(shape);
+        }
         // SAFETY: as above.
         unsafe { self.start(COLLECT, Launch::new(n.div_ceil(4), 128), (b,)) }
+    }
+
+    /// What the rows of a block bring to forces, energies and virials.
+    fn collect_block(&self, shape: &Shape) -> Result<()> {
+        let (b, n) = (shape.batch, shape.n_rows);
+        // SAFETY: see the module of this engine; the shape is kept.
+        unsafe {
+            self.start(COLLECT_NEIGHBORS, Launch::new(shape.places.div_ceil(4), 128), (b,))?;
+            self.start(COLLECT_CENTERS, Launch::new(n.div_ceil(4), 128), (b,))?;
+            self.start(SUM_CENTERS, Launch::new(shape.frame_blocks, 256), (b,))
+        }
+    }
+
+    /// The first pass of blocks as far as own rows go; the ranks that share the frames add up [`Core::shared_sums`] after it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::first_pass`].
+    pub unsafe fn own_part(&self, shape: &Shape) -> Result<()> {
+        self.check(shape);
+        self.forces(shape)
+    }
+
+    /// Energies, virials and forces of a batch whose frames are shared, with or without energies of atoms, and how many numbers
+    /// they are.
+    pub fn shared_sums(&self, shape: &Shape, atom_energy: bool) -> Option<(Ptr<f64>, usize)> {
+        let n = shape.shared?;
+        Some((Ptr::at(shape.batch.energy), if atom_energy { n } else { n - shape.places }))
+    }
+
+    /// The loss and its seeds of a batch whose frames are shared, from the sums over all ranks.
+    ///
+    /// # Safety
+    ///
+    /// [`Core::own_part`] of this shape was the last pass.
+    pub unsafe fn shared_loss(&self, shape: &Shape) -> Result<()> {
+        self.check(shape);
+        self.sums(shape, self.device.stream())
     }
 
     /// Energies and virials of frames, and the loss.
@@ -513,7 +577,18 @@ impl Core {
         let (device, b, e) = (&self.device, shape.batch, self.nets(self.series.is_some()).embedding);
         // SAFETY: see the module of this engine; the shape is kept.
         unsafe {
-            SUM_FRAMES.launch(device, stream, Launch::new(shape.frame_blocks, 256), (b,))?;
+            match (shape.shared, &self.terms.loss) {
+                (None, _) => {
+                    SUM_FRAMES.launch(device, stream, Launch::new(shape.frame_blocks, 256), (b,))?;
+                }
+                (Some(_), Some(_)) => {
+                    let rows = Launch::new(shape.n_rows.div_ceil(128), 128);
+                    SEED_FORCES.launch(device, stream, Launch::new(shape.chunks, CHUNK), (b,))?;
+                    SEED_FRAMES.launch(device, stream, Launch::new(shape.frame_blocks, CHUNK), (b,))?;
+                    SEED_CENTERS.launch(device, stream, rows, (b,))?;
+                }
+                (Some(_), None) => {} // there is nothing but what the rows bring
+            }
             if self.terms.loss.is_some() {
                 SUM_BATCH.launch(device, stream, Launch::new(1, 256), (b, e))?;
             }
@@ -584,6 +659,19 @@ impl Core {
     pub unsafe fn whole_step(&self, shape: &Shape) -> Result<()> {
         self.passes(shape)?;
         self.adjoints(shape, true)
+    }
+
+    /// The loss of [`Core::shared_loss`] and the second pass over own rows: the pieces of the gradient that they bring.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::shared_loss`].
+    pub unsafe fn shared_gradient(&self, shape: &Shape) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe {
+            self.shared_loss(shape)?;
+            self.second_pass(shape)
+        }
     }
 
     /// Second pass of a batch whose seeds are there: the pieces of its gradient.
@@ -764,7 +852,7 @@ impl Core {
         (out.atom_energy, out.force) = (Vec::new(), Vec::new());
         for (f, facts) in facts.iter().enumerate() {
             // Virtual atoms have no row: what stands in their place is of another batch.
-            for (atom, real) in facts.real_atoms().into_iter().enumerate() {
+            for (atom, &real) in facts.real_atoms().iter().enumerate() {
                 let at = f * stride + atom;
                 out.atom_energy.push(if real { energy[at] } else { 0.0 });
                 out.force.extend((0..3).map(|k| if real { force[3 * at + k] } else { 0.0 }));

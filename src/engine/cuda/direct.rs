@@ -113,8 +113,18 @@ impl Direct {
 
     /// Places that a batch may need: its pairs, one more for the empty slots of every atom and type, whole tiles.
     fn places(&self, b: &Batch) -> usize {
+        self.places_of(b.n_rows as usize)
+    }
+
+    fn places_of(&self, rows: usize) -> usize {
         let tiles = self.nets.n_stacks * self.n_types * TILE_PLACES;
-        (b.n_rows as usize * (self.n_sel + self.n_types) + tiles).next_multiple_of(TILE_PLACES)
+        (rows * (self.n_sel + self.n_types) + tiles).next_multiple_of(TILE_PLACES)
+    }
+
+    /// Bytes that are kept for a batch of so many atoms.
+    pub fn bytes(&self, rows: usize) -> usize {
+        let numbers = 2 * self.tables.ld_kept as usize + 9;
+        self.places_of(rows) * (numbers * self.device.numbers.size() + 4) + 4 * rows * self.n_types
     }
 
     /// Makes room for a batch. True where memory moved, so that nothing that was recorded holds any more.

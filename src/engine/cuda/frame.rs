@@ -10,8 +10,9 @@ use crate::gpu::memory::in_the_type_of_kernels;
 use crate::gpu::staging::{Staged, Staging};
 use crate::gpu::{Device, DevicePtr, Numbers, Stream};
 use crate::model::dp::Dp;
-use crate::model::dp::geometry::Geometry;
+use crate::model::dp::geometry::{Geometry, blocks_of, list_of_block};
 use crate::model::dp::options::Form;
+use crate::neighbor::{Blocks, Cut};
 use crate::sample::Prepared;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -51,6 +52,7 @@ enum Blob {
 }
 
 /// What the host must know of a frame that is on the device.
+#[derive(Clone)]
 pub struct Facts {
     /// Where arrays begin in the block; absent ones have no place.
     parts: Parts,
@@ -61,8 +63,8 @@ pub struct Facts {
     /// Smallest and largest argument of the nets.
     pub s_range: (f64, f64),
     pub labels: u32,
-    /// `[n_rows]` index in the file.
-    order: Vec<u32>,
+    /// `[n_atoms]` false for virtual atoms.
+    real: Vec<bool>,
     /// Numbers of env.
     components: usize,
 }
@@ -77,7 +79,18 @@ fn still_slots(model: &Dp, frame: &CpuFrame<f64>) -> Vec<u32> {
     slots
 }
 
-#[derive(Default)]
+/// Atoms of each type in the block that has most of them.
+fn most_of_type(blocks: &Blocks, frame: &Frame, n_types: usize) -> Vec<u32> {
+    let mut most = vec![0; n_types];
+    for block in 0..blocks.n_blocks() {
+        let mut counts = vec![0; n_types];
+        blocks.atoms(block).for_each(|i| counts[frame.types[i] as usize] += 1);
+        most.iter_mut().zip(counts).for_each(|(most, n)| *most = n.max(*most));
+    }
+    most
+}
+
+#[derive(Clone, Default)]
 struct Parts {
     d: usize,
     j: usize,
@@ -92,6 +105,7 @@ struct Parts {
     atom_energy: Option<usize>,
     atom_pref: Option<usize>,
     atom_coeff: Option<usize>,
+    is_real: Option<usize>,
 }
 
 struct Packer {
@@ -129,9 +143,35 @@ impl Packer {
 impl HostFrame {
     /// Lists neighbours, sorts and packs.
     pub fn new(model: &Dp, frame: &Frame, numbers: Numbers) -> Result<Self> {
-        let sorted = CpuFrame::<f64>::new(model, &Geometry::new(model, frame)?);
+        Ok(Self::pack(model, frame, &Geometry::new(model, frame)?, numbers, None))
+    }
+
+    /// As [`HostFrame::new`] with the atoms of one block as rows, where the frame is cut.
+    pub fn of_part(model: &Dp, frame: &Frame, numbers: Numbers, cut: Cut) -> Result<Self> {
+        if cut.parts == 1 {
+            return Self::new(model, frame, numbers);
+        }
+        let blocks = blocks_of(model, frame, cut.parts)?;
+        let mut geometry = Geometry::default();
+        geometry.fill_from(model, frame, &list_of_block(model, frame, &blocks, cut.part))?;
+        let most = most_of_type(&blocks, frame, model.n_types());
+        Ok(Self::pack(model, frame, &geometry, numbers, Some(most)))
+    }
+
+    /// `most`: for a block, see [`FrameShape`].
+    fn pack(
+        model: &Dp,
+        frame: &Frame,
+        geometry: &Geometry,
+        numbers: Numbers,
+        most: Option<Vec<u32>>,
+    ) -> Self {
+        let sorted = CpuFrame::<f64>::new(model, geometry);
         let mut packer = Packer { blob: Vec::new(), numbers };
         let labels = &frame.labels;
+        let real: Vec<bool> = frame.types.iter().map(|&t| t >= 0).collect();
+        let n_real = real.iter().filter(|&&real| real).count();
+        let flags = || real.iter().map(|&real| u32::from(real)).collect::<Vec<_>>();
         let block: Vec<u32> = sorted.block.iter().map(|&x| x as u32).collect();
         let parts = Parts {
             d: packer.real(&sorted.d.concat()),
@@ -147,6 +187,7 @@ impl HostFrame {
             atom_energy: labels.atom_energy.as_deref().map(|x| packer.double(x)),
             atom_pref: labels.atom_pref.as_deref().map(|x| packer.double(x)),
             atom_coeff: labels.atom_ener_coeff.as_deref().map(|x| packer.double(x)),
+            is_real: most.as_ref().map(|_| packer.whole(&flags())),
         };
         let labels_bits = labels_of(labels);
         packer.align();
@@ -154,7 +195,7 @@ impl HostFrame {
             energy: labels.energy.unwrap_or(0.0),
             virial: labels.virial.unwrap_or_default(),
             // In float32 as in loss/ener.rs, so that the digits agree.
-            per_atom: f64::from(1.0 / sorted.n_rows() as f32),
+            per_atom: f64::from(1.0 / n_real as f32),
             n_atoms: sorted.n_atoms as u32,
             n_rows: sorted.n_rows() as u32,
             n_pairs: sorted.j.len() as u32,
@@ -166,13 +207,18 @@ impl HostFrame {
             shape_hash: xxhash_rust::xxh3::xxh3_128(words.as_bytes()),
             parts,
             header,
-            shape: FrameShape { n_atoms: sorted.n_atoms, block },
+            shape: FrameShape { n_atoms: sorted.n_atoms, block, n_real: n_real as u32, most },
             s_range: if sorted.n_rows() == 0 { (f64::INFINITY, f64::NEG_INFINITY) } else { sorted.s_range },
             labels: labels_bits,
-            order: sorted.order,
+            real,
             components: model.descriptor().form().components(),
         });
-        Ok(HostFrame { blob: Blob::Plain(packer.blob), facts })
+        HostFrame { blob: Blob::Plain(packer.blob), facts }
+    }
+
+    /// From now on the arguments of its nets are said to reach so far.
+    pub fn reach(&mut self, s_range: (f64, f64)) {
+        self.facts = Arc::new(Facts { s_range, ..Facts::clone(&self.facts) });
     }
 
     /// A copy in page-locked memory.
@@ -229,11 +275,14 @@ impl Facts {
         low > high || plan.covers(low, high)
     }
 
+    /// Pairs of all rows.
+    pub fn n_pairs(&self) -> usize {
+        self.header.n_pairs as usize
+    }
+
     /// `[n_atoms]` false for virtual atoms.
-    pub fn real_atoms(&self) -> Vec<bool> {
-        let mut real = vec![false; self.shape.n_atoms];
-        self.order.iter().for_each(|&i| real[i as usize] = true);
-        real
+    pub fn real_atoms(&self) -> &[bool] {
+        &self.real
     }
 
     /// Bytes of its features for the series of a plan, and of how its pairs are cut into panels, which stands behind them.
@@ -263,6 +312,7 @@ impl Facts {
             atom_energy: maybe(p.atom_energy),
             atom_pref: maybe(p.atom_pref),
             atom_coeff: maybe(p.atom_coeff),
+            is_real: maybe(p.is_real),
             ..self.header
         }
     }

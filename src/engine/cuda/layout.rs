@@ -41,6 +41,8 @@ structures! {
         atom_pref: (const double*),
         /// `[n_atoms]`
         atom_coeff: (const double*),
+        /// `[n_atoms]` 0: a virtual atom; null where all real atoms are rows
+        is_real: (const u32*),
         energy: f64,
         virial: [f64; 9],
         /// 1 / number of real atoms
@@ -215,7 +217,7 @@ structures! {
         dl_e: (real*),
         /// `[n_rows, 9]`
         row_virial: (double*),
-        /// `[n_rows, 6]` force terms of the loss: penalty, square, absolute; twice
+        /// `[n_rows, 6]` force terms of the loss: penalty, square, absolute; twice. Where frames are shared, of chunks: blocks.cu
         row_sums: (double*),
         /// `[n_frames, 5, 3]`
         frame_sums: (double*),

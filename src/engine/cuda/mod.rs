@@ -40,6 +40,7 @@ use crate::model::dp::options::Form;
 use crate::neighbor::Cut;
 use crate::{Result, err};
 use frame::HostFrame;
+use rows::Room;
 use std::sync::Arc;
 
 /// Which of the engines on GPUs has a model.
@@ -130,6 +131,11 @@ impl CudaEngine {
         self.core.device.bind()?;
         self.core.set_params(params)?;
         self.core.adapt_if_needed(params)?;
+        if batch.iter().any(|frame| frame.facts.shape.most.is_some()) && !self.core.shares_shapes(batch.len())
+        {
+            let shapes = batch.iter().map(|frame| &frame.facts.shape);
+            self.core.share_shapes(Room::of(&self.core.model, shapes));
+        }
         self.slots = (0..batch.len() as u32).collect();
         for frame in batch {
             self.core.cover(&frame.facts, |_| Ok(params.to_vec()))?;
@@ -184,12 +190,13 @@ impl Engine for CudaEngine {
         Arc::new(move |frame| HostFrame::new(&model, frame, numbers))
     }
 
-    /// Whole frames only.
+    /// One block for each part: work on a GPU is not cut for the sake of its bits.
     fn block_preparer(&self, cut: Cut) -> BlockPreparer<HostFrame> {
-        assert!(cut == Cut::WHOLE, "a GPU has no blocks of frames yet, and training on one says so");
-        let prepare = self.preparer();
+        let (model, numbers) = (self.core.model.clone(), self.core.device.numbers);
         Arc::new(move |frame| {
-            Ok(vec![Block { prepared: prepare(frame)?, centers: frame.n_atoms(), pairs: 0 }])
+            let prepared = HostFrame::of_part(&model, frame, numbers, cut)?;
+            let (centers, pairs) = (prepared.facts.n_rows(), prepared.facts.n_pairs());
+            Ok(vec![Block { prepared, centers, pairs }])
         })
     }
 

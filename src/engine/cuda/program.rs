@@ -12,7 +12,7 @@ use crate::model::dp::options::Form;
 use std::sync::Arc;
 
 /// In the order in which they need each other.
-pub(super) const SOURCES: [&str; 13] = [
+pub(super) const SOURCES: [&str; 14] = [
     include_str!("kernels/ptx.cu"),
     include_str!("kernels/common.cu"),
     include_str!("kernels/product.cu"),
@@ -21,6 +21,7 @@ pub(super) const SOURCES: [&str; 13] = [
     include_str!("kernels/descriptor.cu"),
     include_str!("kernels/direct.cu"),
     include_str!("kernels/loss.cu"),
+    include_str!("kernels/blocks.cu"),
     include_str!("kernels/update.cu"),
     include_str!("kernels/muon.cu"),
     include_str!("kernels/kalman.cu"),
@@ -61,6 +62,12 @@ kernels! {
     ENERGY_SEEDS = "energy_seeds" (Batch);
     SUM_FRAMES = "sum_frames" (Batch);
     SUM_BATCH = "sum_batch" (Batch, Embedding);
+    COLLECT_NEIGHBORS = "collect_neighbors" (Batch);
+    COLLECT_CENTERS = "collect_centers" (Batch);
+    SUM_CENTERS = "sum_centers" (Batch);
+    SEED_FORCES = "seed_forces" (Batch);
+    SEED_FRAMES = "seed_frames" (Batch);
+    SEED_CENTERS = "seed_centers" (Batch);
     SELECT_NEIGHBORS = "select_neighbors" (Batch, Listed);
     FEATURES_LISTED = "features_listed" (Batch, Listed);
     DESCRIPTOR_LISTED = "descriptor_listed" (Batch, Listed, i32);
@@ -99,6 +106,16 @@ pub const EVALUATION: [&str; 6] = [
     "adjoint_listed",
     "forces_listed",
     "end_evaluation",
+];
+
+/// Kernels that only frames need which several ranks share.
+const OF_BLOCKS: [&str; 6] = [
+    COLLECT_NEIGHBORS.name(),
+    COLLECT_CENTERS.name(),
+    SUM_CENTERS.name(),
+    SEED_FORCES.name(),
+    SEED_FRAMES.name(),
+    SEED_CENTERS.name(),
 ];
 
 /// Opens a GPU with the kernels of Deep Potential for descriptors of a form.
@@ -140,6 +157,7 @@ pub(super) fn program(numbers: Numbers, form: Form, env: &dyn Fn(&str) -> Option
             !["product_", "direct_", "muon_", "kalman_"].iter().any(|kind| kernel.starts_with(kind))
                 && ![PAIR_FORCES_FAR.name(), FORCES_LISTED_FAR.name(), FOLLOW.name()].contains(&kernel)
                 && !EVALUATION.contains(&kernel)
+                && !OF_BLOCKS.contains(&kernel)
         },
         overlaps: is_on("PHALANX_OVERLAP"),
         clusters: is_on("PHALANX_TEAMS"),

@@ -17,24 +17,31 @@ pub struct Room {
     pub inputs: usize,
     /// Frames times the atoms of the largest of them.
     pub places: usize,
+    /// Frames times the most of them whose neighbours are listed: all, or those of a block.
+    pub listed: usize,
     pub frames: usize,
+    /// Rows are those of blocks, and other ranks have the rest.
+    pub is_shared: bool,
 }
 
 impl Room {
     /// As much as these frames need.
     pub fn of<'a>(model: &Dp, frames: impl IntoIterator<Item = &'a FrameShape>) -> Room {
         let mut room = Room::default();
-        let mut atoms = 0;
+        let (mut atoms, mut listed) = (0, 0);
         for frame in frames {
             for t in 0..model.n_types() {
-                let n = frame.rows_of(t) as usize;
+                let n = frame.room_of(t) as usize;
                 room.rows += n;
                 room.inputs += if model.removes_vacuum(t) { 2 * n } else { n };
             }
             room.frames += 1;
+            room.is_shared |= frame.most.is_some();
             atoms = atoms.max(frame.n_atoms);
+            let own = |most: &Vec<u32>| most.iter().sum::<u32>() as usize;
+            listed = listed.max(frame.most.as_ref().map_or(frame.n_atoms, own));
         }
-        Room { places: room.frames * atoms, ..room }
+        Room { places: room.frames * atoms, listed: room.frames * listed, ..room }
     }
 
     /// Room for either.
@@ -43,7 +50,9 @@ impl Room {
             rows: self.rows.max(other.rows),
             inputs: self.inputs.max(other.inputs),
             places: self.places.max(other.places),
+            listed: self.listed.max(other.listed),
             frames: self.frames.max(other.frames),
+            is_shared: self.is_shared || other.is_shared,
         }
     }
 
@@ -53,7 +62,9 @@ impl Room {
             rows: rung(self.rows),
             inputs: rung(self.inputs),
             places: rung(self.places),
+            listed: rung(self.listed),
             frames: most_frames,
+            is_shared: self.is_shared,
         }
     }
 }
@@ -93,7 +104,7 @@ impl Arrangement {
         }
         let atoms = frames.iter().map(|f| f.n_atoms).max().unwrap_or(0) as u32;
         let most_rows = frames.iter().map(|f| f.n_rows()).max().unwrap_or(0);
-        let n_real = f64::from(row).to_bits();
+        let n_real = f64::from(frames.iter().map(|f| f.n_real).sum::<u32>()).to_bits();
         let numbers = [0, row, frames.len() as u32, atoms, most_rows * model.n_sel() as u32, 0];
         counts[..6].copy_from_slice(&numbers);
         (counts[6], counts[7]) = (n_real as u32, (n_real >> 32) as u32);
@@ -187,7 +198,7 @@ mod tests {
         let model = model(options());
         let n_types = model.n_types();
         let block: Vec<u32> = (0..=n_types as u32).map(|t| 2 * t).collect();
-        let frame = FrameShape { n_atoms: 2 * n_types, block };
+        let frame = FrameShape { n_atoms: 2 * n_types, block, n_real: 2 * n_types as u32, most: None };
         let rows = Rows::new(&model, &[frame.clone(), frame], n_types);
         assert_eq!(rows.frame.len(), 4 * n_types);
         assert_eq!((&rows.frame[..4], &rows.local[..6]), (&[0, 0, 1, 1][..], &[0, 1, 0, 1, 2, 3][..]));

@@ -18,6 +18,11 @@ pub struct FrameShape {
     pub n_atoms: usize,
     /// `[n_types + 1]` rows of each type.
     pub block: Vec<u32>,
+    /// Atoms that are not virtual.
+    pub n_real: u32,
+    /// Where the rows are those of one block: `[n_types]` the most that any block of this frame has. Who shares a frame
+    /// finds the same, and so comes to the same kinds of batches.
+    pub most: Option<Vec<u32>>,
 }
 
 impl FrameShape {
@@ -30,10 +35,23 @@ impl FrameShape {
     pub fn n_rows(&self) -> u32 {
         self.block[self.block.len() - 1]
     }
+
+    /// Rows of a type for which there must be room.
+    pub fn room_of(&self, t: usize) -> u32 {
+        self.most.as_ref().map_or_else(|| self.rows_of(t), |most| most[t])
+    }
 }
 
+/// Atoms of a chunk and numbers of its sums: `kernels/blocks.cu`.
+pub const CHUNK: usize = 256;
+const CHUNK_SUMS: usize = 10;
 /// Blocks for frames on each multiprocessor where the number of frames is not known.
 const FRAME_BLOCKS: usize = 2;
+
+/// Chunks of the frames of a batch at most, in whatever way its atoms are shared out over them.
+fn chunks_of(room: &Room) -> usize {
+    room.places.div_ceil(CHUNK) + room.frames
+}
 
 /// What batches of one kind hold.
 #[derive(Clone, Copy)]
@@ -95,6 +113,12 @@ pub struct Shape {
     pub n_rows: usize,
     /// 1 where all centre types share their coefficients.
     pub n_stacks: usize,
+    /// Where ranks share the frames: how many numbers they add up, from [`Batch::energy`] on.
+    pub shared: Option<usize>,
+    /// Blocks of 256 threads that have the chunks of all frames.
+    pub chunks: usize,
+    /// Frames times atoms that there is room for.
+    pub places: usize,
     pub describe: Vec<ProductLaunch>,
     pub forward: Vec<ProductLaunch>,
     pub backward: Vec<ProductLaunch>,
@@ -174,6 +198,7 @@ impl<'a> Builder<'a> {
             Content::UpTo(room) => (None, room),
             Content::Exactly(frames) => {
                 let room = Room::of(model, frames);
+                assert!(!room.is_shared, "blocks differ from frame to frame: their shapes have room for all");
                 let most_rows = frames.iter().map(FrameShape::n_rows).max().unwrap_or(0) as usize;
                 batch.pair_stride = (most_rows * model.n_sel()) as i32;
                 batch.atom_stride = (room.places / room.frames.max(1)) as i32;
@@ -215,7 +240,8 @@ impl<'a> Builder<'a> {
 
     /// Memory with one entry for each row, atom or frame.
     fn take_rows(&mut self, arena: &mut Arena) {
-        let Room { rows: n, inputs, places, frames: n_frames } = self.room;
+        let Room { rows: n, inputs, places, listed, frames: n_frames, is_shared } = self.room;
+        let chunks = chunks_of(&self.room);
         let (ldm, columns, size) = (padded(self.model().n_embed()), self.columns(), self.size);
         let n_env = self.n_env();
         let (n_types, n_sel, differ) = (self.model().n_types(), self.model().n_sel(), self.rows.is_none());
@@ -240,18 +266,26 @@ impl<'a> Builder<'a> {
         b.a_dot = arena.take(n_env * n * ldm * size);
         b.da = arena.take(2 * n_env * n * ldm * size);
         b.de_q = arena.take(n_env * n * columns * size);
-        b.de_d = arena.take(3 * places * n_sel * size);
-        b.force = arena.take(24 * places);
-        b.atom_energy = arena.take(8 * places);
-        b.energy = arena.take(8 * n_frames);
-        b.virial = arena.take(72 * n_frames);
+        b.de_d = arena.take(3 * listed * n_sel * size);
+        if is_shared {
+            // One after the other: they are added up in one go.
+            b.energy = arena.take(8 * (10 * n_frames + 4 * places));
+            b.virial = b.energy + 8 * n_frames as u64;
+            b.force = b.virial + 72 * n_frames as u64;
+            b.atom_energy = b.force + 24 * places as u64;
+        } else {
+            b.force = arena.take(24 * places);
+            b.atom_energy = arena.take(8 * places);
+            b.energy = arena.take(8 * n_frames);
+            b.virial = arena.take(72 * n_frames);
+        }
         b.dl_force = arena.take(24 * places);
         b.dl_virial = arena.take(72 * n_frames);
         b.dl_atom_energy = arena.take(8 * places);
         b.dl_energy = arena.take(8 * n_frames);
         b.dl_e = arena.take(size * inputs);
         b.row_virial = arena.take(72 * n);
-        b.row_sums = arena.take(48 * n);
+        b.row_sums = arena.take(if is_shared { 8 * CHUNK_SUMS * chunks } else { 48 * n });
         b.frame_sums = arena.take(120 * n_frames);
     }
 
@@ -609,6 +643,9 @@ impl<'a> Builder<'a> {
             },
             n_rows: self.room.rows,
             n_stacks: self.series.n_stacks,
+            shared: self.room.is_shared.then_some(10 * self.room.frames + 4 * self.room.places),
+            chunks: chunks_of(&self.room),
+            places: self.room.places,
             batch: self.batch,
             describe,
             forward,

@@ -216,6 +216,9 @@ impl Store {
         // SAFETY: see the module of this engine, and the caller's word.
         unsafe {
             CUT_PAIRS.launch(device, stream, cut, (b, entry, block))?;
+            if facts.n_rows() == 0 {
+                return Ok(()); // a block without atoms
+            }
             FEATURES.launch(device, stream, share.launch(), (b, entry, block, share.each))
         }
     }

@@ -3,6 +3,7 @@
 use super::rows::Room;
 use super::*;
 use crate::data::Frame;
+use crate::engine::blocks::InBlocks;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
     compare_results, distances, frame, model, model_with, options, run, steep_params,
@@ -36,7 +37,14 @@ fn series(device: &Arc<Device>, model: &Arc<Dp>) -> Result<CudaEngine> {
 /// Batches of an engine share what is recorded.
 fn sharing(engine: Result<CudaEngine>) -> Result<CudaEngine> {
     let mut engine = engine?;
-    engine.core.share_shapes(Room { rows: 64, inputs: 128, places: 64, frames: 4 });
+    engine.core.share_shapes(Room {
+        rows: 64,
+        inputs: 128,
+        places: 64,
+        listed: 64,
+        frames: 4,
+        is_shared: false,
+    });
     Ok(engine)
 }
 
@@ -311,6 +319,37 @@ fn batches_share_a_shape_where_the_nets_themselves_are_evaluated() {
         1e-11,
         shared_direct,
     );
+}
+
+/// Every block on an engine of its own; what they bring, added up.
+fn compare_blocks(numbers: Numbers, model: Arc<Dp>, tolerance: f64, make: Make) {
+    let Some(device) = device_for(numbers, model.descriptor().form()) else { return };
+    for n in [2, 5] {
+        let mut engine = InBlocks::new(n, || make(&device, &model)).unwrap();
+        let params = model.random_params(9);
+        // Five blocks of four atoms: some are empty.
+        run(&mut engine, &params, &[frame(4, 1)]);
+        let frames = [frame(23, 1), frame(4, 4), frame(17, 8)];
+        let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
+        let got = run(&mut engine, &params, &frames);
+        compare_results(&got, &want, tolerance, |name, worst| {
+            println!("{n} blocks, {numbers:?} {name}: {worst:.1e}")
+        });
+    }
+}
+
+#[test]
+fn blocks_of_frames_add_up_to_the_whole() {
+    compare_blocks(Numbers::F64, model(options()), 1e-9, series);
+    let one_sided = DescriptorOptions { type_one_side: true, exclude_types: vec![(0, 1)], ..options() };
+    let with_inputs = model_with(one_sided, |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
+    compare_blocks(Numbers::F32, with_inputs, 3e-4, series);
+    compare_blocks(Numbers::F64, model(distances()), 1e-9, series);
+}
+
+#[test]
+fn blocks_of_frames_add_up_where_the_nets_themselves_are_evaluated() {
+    compare_blocks(Numbers::F64, model(options()), 1e-11, CudaEngine::direct);
 }
 
 #[test]

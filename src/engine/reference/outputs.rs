@@ -14,8 +14,8 @@ impl ReferenceEngine {
     }
 
     /// What the output of an atom is divided by in that of its frame.
-    fn share(&self, n_atoms: usize) -> f64 {
-        if self.model.output.is_intensive { n_atoms as f64 } else { 1.0 }
+    fn share(&self, geometries: &Geometries) -> f64 {
+        if self.model.output.is_intensive { geometries.0[0].n_counted as f64 } else { 1.0 }
     }
 
     pub(super) fn outputs(&self, out: &mut Prediction, params: &[f64], batch: &[&Geometries]) {
@@ -31,7 +31,7 @@ impl ReferenceEngine {
                     let x =
                         scale.map_or(1.0, |scale| scale[k]) * outputs[k] + self.model.shift(view.center, k);
                     of_atoms[i * width + k] = x;
-                    of_frame[k] += x / self.share(views.len());
+                    of_frame[k] += x / self.share(geometry);
                 }
             }
             out.output.extend(of_frame);
@@ -54,7 +54,7 @@ impl ReferenceEngine {
             for (i, view) in &views {
                 let scale = self.model.scale(view.center);
                 let dl_e = |k: usize| {
-                    let of_frame = seeds.dl_output[f * width + k] / self.share(views.len());
+                    let of_frame = seeds.dl_output[f * width + k] / self.share(geometry);
                     let of_atom = seeds.dl_atom_output[(first_atom + i) * width + k];
                     scale.map_or(1.0, |scale| scale[k]) * (of_frame + of_atom)
                 };

@@ -18,6 +18,8 @@ const CENTERS: usize = 64;
 pub struct Geometry {
     /// `[n_atoms]`, -1 for virtual atoms and for those that are no centres.
     pub types: Arc<[i32]>,
+    /// Atoms of the whole frame that have an output of their own; centres are some of them.
+    pub n_counted: usize,
     /// `[n_atoms * n_types + 1]` start of the pairs of (centre, neighbour type).
     pub start: Vec<u32>,
     /// `[n_pairs]` the neighbour.
@@ -58,6 +60,7 @@ impl Geometry {
         }
         self.clear(list.n_pairs(), frame.n_atoms() * n_types);
         self.types = centers_of(model, &frame.types);
+        self.n_counted = self.types.iter().filter(|&&t| t >= 0).count();
         if !list.is_whole() {
             let own = |(i, &t): (usize, &i32)| if list.is_center(i) { t } else { -1 };
             self.types = self.types.iter().enumerate().map(own).collect();
@@ -151,6 +154,7 @@ impl Geometry {
         if counts_left_out(model) {
             all.left_out.resize(n_atoms * model.n_types(), 0);
         }
+        all.n_counted = all.types.iter().filter(|&&t| t >= 0).count();
         extra_inputs(&mut all.extra, model, n_local, fparam, aparam);
         Ok(all)
     }
@@ -307,10 +311,19 @@ pub fn lists_of(model: &Dp, frame: &Frame, cut: Cut) -> Result<Vec<NeighborList>
     if n == 1 && own.len() == 1 {
         return Ok(vec![list_of(model, frame)?]);
     }
-    let blocks = Blocks::new(frame, model.listed.rcut, n, model.atom_cost())?;
-    let (n_types, sel) = (model.n_types(), Some(&model.listed.sel[..]));
+    let blocks = blocks_of(model, frame, n)?;
     let own = if own.is_empty() { n..n + 1 } else { own };
-    Ok(own.map(|block| NeighborList::of_block(frame, &blocks, block, n_types, sel)).collect())
+    Ok(own.map(|block| list_of_block(model, frame, &blocks, block)).collect())
+}
+
+/// A frame in blocks of equal work.
+pub fn blocks_of(model: &Dp, frame: &Frame, n: usize) -> Result<Blocks> {
+    Blocks::new(frame, model.listed.rcut, n, model.atom_cost())
+}
+
+/// The neighbours of the atoms of one block.
+pub fn list_of_block(model: &Dp, frame: &Frame, blocks: &Blocks, block: usize) -> NeighborList {
+    NeighborList::of_block(frame, blocks, block, model.n_types(), Some(&model.listed.sel[..]))
 }
 
 /// Whether slots of excluded neighbours must be counted: they contribute where there are no directions.

@@ -58,15 +58,17 @@ impl DeepPotentialOnGpu {
         let mut out = Vec::new();
         for batch in 0..batches {
             let draw = sampler.draw();
-            if batch as usize % team.size() != team.rank() {
+            if batch as usize % team.n_groups() != team.group() {
                 continue;
             }
             let ids: Vec<_> =
                 draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
-            let slots = self.validation_slots(&ids)?;
+            let slots = self.validation_slots(&ids, team)?;
             let value = steps.errors(self, &slots, rate, team)?;
             let atoms = slots.iter().map(|&s| self.core.store.facts(s as usize).shape.n_atoms).sum::<usize>();
-            out.push((batch, atoms as f64, validate::shown(&value)));
+            if team.speaks_for_group() {
+                out.push((batch, atoms as f64, validate::shown(&value)));
+            }
         }
         Ok(out)
     }
@@ -78,11 +80,11 @@ impl DeepPotentialOnGpu {
         let (mut found, mut out) = (Vec::new(), Prediction::default());
         for k in own {
             let id = frames[k % frames.len()];
-            let slots = self.validation_slots(&[id])?;
+            let slots = self.validation_slots(&[id], team)?;
             steps.errors(self, &slots, self.start_lr, team)?;
             let shape = self.core.shape(&slots)?;
             self.core.prediction(&mut out, &shape, &slots)?;
-            if k < frames.len() {
+            if k < frames.len() && team.speaks_for_group() {
                 let frame = data.systems[id.system].read_frame(id.frame)?;
                 found.push((k, validate::errors_of(&frame, &out)));
             }
@@ -91,7 +93,7 @@ impl DeepPotentialOnGpu {
     }
 
     /// Where frames of the validation set are, after those that are absent were brought.
-    fn validation_slots(&mut self, ids: &[FrameId]) -> Result<Vec<u32>> {
+    fn validation_slots(&mut self, ids: &[FrameId], team: &mut Team) -> Result<Vec<u32>> {
         let Some(data) = self.setup.data.validation.clone() else { return Ok(Vec::new()) };
         let mut slots = Vec::with_capacity(ids.len());
         for id in ids {
@@ -102,7 +104,7 @@ impl DeepPotentialOnGpu {
                 for slot in all {
                     self.core.store.remove(slot as usize)?;
                 }
-                return self.validation_slots(ids);
+                return self.validation_slots(ids, team);
             }
             let slot = match frames.slots.get(id) {
                 Some(&slot) => slot,
@@ -110,7 +112,9 @@ impl DeepPotentialOnGpu {
                     let slot = (frames.first_slot + frames.slots.len()) as u32;
                     frames.slots.insert(*id, slot);
                     let frame = data.systems[id.system].read_frame(id.frame)?;
-                    let frame = HostFrame::new(&self.setup.model, &frame, self.core.device.numbers)?;
+                    let (cut, numbers) = (self.blocks.cut(), self.core.device.numbers);
+                    let mut frame = HostFrame::of_part(&self.setup.model, &frame, numbers, cut)?;
+                    self.blocks.meet(vec![&mut frame], team)?;
                     self.core.cover(&frame.facts, |core| core.params())?;
                     self.core.put(slot as usize, &frame)?;
                     slot
