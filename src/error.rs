@@ -116,12 +116,14 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Builds an [`Error`] from a format string.
+#[doc(hidden)]
 #[macro_export]
 macro_rules! err {
     ($($arg:tt)*) => { $crate::error::Error::new(format!($($arg)*)) };
 }
 
 /// Returns early with an [`Error`] built from a format string.
+#[doc(hidden)]
 #[macro_export]
 macro_rules! bail {
     ($($arg:tt)*) => { return Err($crate::error::Error::new(format!($($arg)*))) };

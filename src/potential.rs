@@ -1,10 +1,10 @@
 //! The library's face: load a trained model, evaluate atoms with it.
 
+pub use crate::engine::choice::DeviceChoice;
 pub use crate::infer::Evaluation;
 pub use crate::neighbor::Domain;
 
 use crate::data::{Frame, Labels};
-use crate::engine::choice::DeviceChoice;
 use crate::gpu::Numbers;
 use crate::infer::Predictor;
 use crate::infer::load::{load_model, load_model_bytes};

@@ -128,6 +128,7 @@ impl Training {
     }
 
     /// All the rest that the command line of `dp train` knows.
+    #[doc(hidden)]
     pub fn options_mut(&mut self) -> &mut RunOptions {
         &mut self.options
     }

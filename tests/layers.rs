@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+#[path = "layers/face.rs"]
+mod face; // what other programs may use
+
 /// A path that leads from one top-level module to another.
 #[derive(Debug, PartialEq, Eq)]
 struct Use {

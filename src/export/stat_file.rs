@@ -15,7 +15,9 @@ use crate::error::{Error, IoContext, Result};
 use crate::model::dp::options::{DescriptorOptions, ModelOptions};
 use crate::model::dp::statistics::{Moments, Summary};
 use crate::{bail, err};
-use hdf5_pure::{DatasetBuilder, Datatype, File as Hdf5, FileBuilder, Group, GroupBuilder};
+use hdf5_pure::{CharacterSet, DatasetBuilder, Datatype, FileBuilder, GroupBuilder, StringPadding};
+use hdf5_reader::group::Group;
+use hdf5_reader::{Dataset, Hdf5File, OpenOptions};
 use sha1::{Digest, Sha1};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -24,6 +26,12 @@ use std::path::{Path, PathBuf};
 
 /// DeePMD-kit leaves this behind where it was stopped while it wrote bias and spread.
 const UNFINISHED: &str = "__deepmd_output_stat_transaction__";
+
+/// An array may take this many times the size of the file: room for compressed ones.
+const LARGEST_RATIO: usize = 64;
+
+/// Groups lie in groups no deeper than this: a group may contain itself.
+const DEEPEST: usize = 16;
 
 /// What stands before the name of the output.
 const BIAS: [&str; 2] = ["bias_atom_", "std_atom_"];
@@ -107,9 +115,11 @@ impl StatFile {
         };
         // Should the reader meet what it does not foresee, that is a damaged file like any other.
         let parsed = catch_unwind(AssertUnwindSafe(|| {
-            let file = Hdf5::from_bytes(bytes).map_err(damaged)?;
+            let options =
+                OpenOptions::default().with_max_read_bytes(bytes.len().saturating_mul(LARGEST_RATIO));
+            let file = Hdf5File::from_vec_with_options(bytes, options).map_err(damaged)?;
             let mut items = Items::new();
-            read_group(&mut items, &file.root(), "")?;
+            read_group(&mut items, &file.root_group().map_err(damaged)?, "")?;
             Ok(items)
         }));
         let parsed = parsed.unwrap_or_else(|_| Err(damaged("the HDF5 structure contradicts itself")));
@@ -377,26 +387,63 @@ fn write_npy(out: &mut impl std::io::Write, item: &Item) -> std::io::Result<()> 
 
 /// Reads a group and all below it.
 fn read_group(items: &mut Items, group: &Group, prefix: &str) -> Result<()> {
-    for name in group.datasets().map_err(damaged)? {
+    if prefix.matches('/').count() > DEEPEST {
+        bail!("{prefix}: found groups in more than {DEEPEST} groups, which are no statistics");
+    }
+    let (groups, datasets) = group.member_names().map_err(damaged)?;
+    for name in datasets {
         let path = format!("{prefix}{name}");
-        let dataset = group.dataset(&name).map_err(damaged)?;
-        let shape = dataset.shape().map_err(damaged)?;
-        let datatype = dataset.datatype().map_err(damaged)?;
-        let item = match datatype {
-            Datatype::FloatingPoint { size: 8, .. } => {
-                Item::Numbers { shape, values: dataset.read_f64().map_err(damaged)? }
-            }
-            Datatype::VariableLength { .. } => {
-                bail!("{path}: found data of variable length, which is no statistics")
-            }
-            datatype => Item::Other { datatype, shape, bytes: dataset.read_raw().map_err(damaged)? },
-        };
+        let item = read_dataset(&group.dataset(&name).map_err(damaged)?).map_err(|e| e.at(&path))?;
         items.insert(path, item);
     }
-    for name in group.groups().map_err(damaged)? {
+    for name in groups {
         read_group(items, &group.group(&name).map_err(damaged)?, &format!("{prefix}{name}/"))?;
     }
     Ok(())
+}
+
+fn read_dataset(dataset: &Dataset) -> Result<Item> {
+    let shape = dataset.shape().to_vec();
+    if let hdf5_reader::Datatype::FloatingPoint { size: 8, .. } = dataset.dtype() {
+        let (values, _) = dataset.read_array::<f64>().map_err(damaged)?.into_raw_vec_and_offset();
+        return Ok(Item::Numbers { shape, values });
+    }
+    let Some(datatype) = datatype_of(dataset.dtype()) else {
+        bail!("found data of type {:?}, which are no statistics", dataset.dtype());
+    };
+    Ok(Item::Other { datatype, shape, bytes: dataset.read_raw_bytes().map_err(damaged)? })
+}
+
+/// How the writer calls the type of an array that is carried along; `None` where it cannot be written as it was.
+fn datatype_of(found: &hdf5_reader::Datatype) -> Option<Datatype> {
+    use hdf5_reader::{ByteOrder::LittleEndian, Datatype as Found, StringEncoding, StringPadding as Padding};
+    Some(match found {
+        Found::String { size: hdf5_reader::StringSize::Fixed(size), encoding, padding } => Datatype::String {
+            size: *size,
+            padding: match padding {
+                Padding::NullTerminate => StringPadding::NullTerminate,
+                Padding::NullPad => StringPadding::NullPad,
+                Padding::SpacePad => StringPadding::SpacePad,
+            },
+            charset: match encoding {
+                StringEncoding::Ascii => CharacterSet::Ascii,
+                StringEncoding::Utf8 => CharacterSet::Utf8,
+            },
+        },
+        Found::FloatingPoint { size: 4, byte_order: LittleEndian } => hdf5_pure::make_f32_type(),
+        Found::FixedPoint { size, signed, byte_order: LittleEndian } => match (size, signed) {
+            (1, true) => hdf5_pure::make_i8_type(),
+            (2, true) => hdf5_pure::make_i16_type(),
+            (4, true) => hdf5_pure::make_i32_type(),
+            (8, true) => hdf5_pure::make_i64_type(),
+            (1, false) => hdf5_pure::make_u8_type(),
+            (2, false) => hdf5_pure::make_u16_type(),
+            (4, false) => hdf5_pure::make_u32_type(),
+            (8, false) => hdf5_pure::make_u64_type(),
+            _ => return None,
+        },
+        _ => return None,
+    })
 }
 
 /// Names of the groups right below a path that ends in a slash.
@@ -543,6 +590,34 @@ mod tests {
         assert!(file.load(&model).unwrap().is_complete());
         std::fs::remove_file(top.join("std_atom_energy")).unwrap();
         assert_eq!(file.load(&model).unwrap().output, None);
+    }
+
+    #[test]
+    fn arrays_of_others_are_carried_along_or_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("stat.h5");
+        let mut file = FileBuilder::new();
+        file.create_dataset("words").with_ascii_strings(&["one", "three"]).unwrap();
+        let mut group = file.create_group("of others");
+        group.create_dataset("floats").with_f32_data(&[0.1, -2.5]).with_shape(&[2]);
+        group.create_dataset("counts").with_i64_data(&[-1, 1 << 40, 3, 4]).with_shape(&[2, 2]);
+        group.create_dataset("bytes").with_u8_data(&[0, 255]).with_shape(&[2]);
+        file.add_group(group.finish());
+        file.finish_to(std::fs::File::create(&path).unwrap()).unwrap();
+        let (model, stat) = (model(), StatFile::new(&path));
+        let before = stat.read_hdf5().unwrap();
+        stat.save(&model, &summary(&model)).unwrap();
+        let after = stat.read_hdf5().unwrap();
+        assert_eq!(before.len(), 4);
+        assert!(before.iter().all(|(name, item)| after[name] == *item));
+        assert!(stat.load(&model).unwrap().is_complete());
+
+        let pair = hdf5_pure::CompoundTypeBuilder::new().f64_field("a").i32_field("b").build().unwrap();
+        let mut file = FileBuilder::new();
+        file.create_dataset("pairs").with_raw_data(pair, vec![0; 12], 1).with_shape(&[1]);
+        file.finish_to(std::fs::File::create(&path).unwrap()).unwrap();
+        let error = stat.load(&model).unwrap_err();
+        assert!(error.message().contains("stat.h5: pairs: found data of type Compound"), "{error}");
     }
 
     #[test]

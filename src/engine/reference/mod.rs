@@ -10,7 +10,7 @@ pub mod env;
 pub mod layer;
 mod outputs;
 mod pairs;
-mod tape;
+pub(crate) mod tape;
 mod turned;
 
 use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};

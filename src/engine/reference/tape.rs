@@ -1,5 +1,5 @@
-//! A list of operations on matrices, each with its value, tangent and adjoint: for descriptors that are more than a sum over
-//! neighbours.
+//! A list of operations on matrices, each with its value, tangent and adjoint: for PiNet, and for descriptors that are more than a
+//! sum over neighbours.
 //!
 //! Every matrix carries four things: its value, its change `dot` along a direction of the geometry, `de` = dE/dvalue, and `dl` =
 //! dL/dvalue. The adjoint of the change is `de` itself, so one reverse pass over (value, dot) pairs needs no fifth. There are three
@@ -32,14 +32,16 @@ enum Op {
     Add { a: Id, b: Id },
     /// Row r is row `index[r]` of x.
     Gather { x: Id, index: Vec<usize> },
+    /// Row k is the sum of all rows r of x with `index[r]` = k.
+    Scatter { x: Id, index: Vec<usize> },
     /// Side by side.
     Concat { parts: Vec<Id> },
     /// Columns `start ..` of x.
     Columns { x: Id, start: usize },
     /// Rows as columns.
     Turn { x: Id },
-    /// The same numbers in one row.
-    Flatten { x: Id },
+    /// The same numbers in other rows.
+    Reshape { x: Id },
     /// One column: the sum of every row.
     SumColumns { x: Id },
     /// One row: the sum of every column.
@@ -177,6 +179,13 @@ impl Tape {
         self.push(Op::Gather { x, index }, rows, width)
     }
 
+    /// Adds row r of x to row `index[r]` of `rows` rows.
+    pub fn scatter(&mut self, x: Id, index: Vec<usize>, rows: usize) -> Id {
+        assert_eq!(self.node(x).rows, index.len(), "every row goes somewhere");
+        let width = self.node(x).width;
+        self.push(Op::Scatter { x, index }, rows, width)
+    }
+
     pub fn concat(&mut self, parts: &[Id]) -> Id {
         let width = parts.iter().map(|&part| self.node(part).width).sum();
         let rows = self.node(parts[0]).rows;
@@ -193,9 +202,14 @@ impl Tape {
         self.push(Op::Turn { x }, rows, width)
     }
 
+    pub fn reshape(&mut self, x: Id, rows: usize, width: usize) -> Id {
+        assert_eq!(self.node(x).value.len(), rows * width, "no number is lost");
+        self.push(Op::Reshape { x }, rows, width)
+    }
+
+    /// All numbers in one row.
     pub fn flatten(&mut self, x: Id) -> Id {
-        let width = self.node(x).value.len();
-        self.push(Op::Flatten { x }, 1, width)
+        self.reshape(x, 1, self.node(x).value.len())
     }
 
     pub fn sum_columns(&mut self, x: Id) -> Id {
@@ -251,6 +265,12 @@ impl Tape {
                 let x = get(x).1;
                 all(&|r, c| x[index[r] * y.width + c])
             }
+            Op::Scatter { x, index } => {
+                let (nx, x) = get(x);
+                let mut sums = vec![0.0; y.rows * y.width];
+                elements(nx).for_each(|(r, c)| sums[index[r] * y.width + c] += x[r * y.width + c]);
+                sums
+            }
             Op::Columns { x, start } => {
                 let (nx, x) = get(x);
                 all(&|r, c| x[r * nx.width + start + c])
@@ -268,7 +288,7 @@ impl Tape {
                 let x = get(x).1;
                 all(&|r, c| x[c * y.rows + r])
             }
-            Op::Flatten { x } => get(x).1.to_vec(),
+            Op::Reshape { x } => get(x).1.to_vec(),
             Op::SumColumns { x } => {
                 let (nx, x) = get(x);
                 all(&|r, _| x[r * nx.width..(r + 1) * nx.width].iter().sum())
@@ -416,6 +436,12 @@ impl Tape {
                 let dx = self.adjoint_mut(*x, which);
                 elements(y).for_each(|(r, c)| dx[index[r] * y.width + c] += element((r, c)));
             }
+            Op::Scatter { x, index } => {
+                let dx = self.adjoint_mut(*x, which);
+                dx.iter_mut()
+                    .enumerate()
+                    .for_each(|(k, dx)| *dx += element((index[k / y.width], k % y.width)));
+            }
             Op::Columns { x, start } => {
                 let width = self.node(*x).width;
                 let dx = self.adjoint_mut(*x, which);
@@ -436,7 +462,7 @@ impl Tape {
                 let dx = self.adjoint_mut(*x, which);
                 elements(y).for_each(|(r, c)| dx[c * y.rows + r] += element((r, c)));
             }
-            Op::Flatten { x } => {
+            Op::Reshape { x } => {
                 let dx = self.adjoint_mut(*x, which);
                 dx.iter_mut().zip(dy).for_each(|(dx, dy)| *dx += dy);
             }
@@ -501,10 +527,15 @@ mod tests {
             t.add(x, row)
         }),
         ("gather", |t, _, x, _| t.gather(x, vec![2, 0, 2, 1])),
+        ("scatter", |t, _, x, _| t.scatter(x, vec![1, 0, 1], 2)),
         ("concat", |t, _, x, e| t.concat(&[e, x, e])),
         ("turn", |t, _, x, e| {
             let turned = t.turn(x);
             t.product(turned, e)
+        }),
+        ("reshape", |t, _, x, e| {
+            let (tall, e) = (t.reshape(x, 6, 2), t.gather(e, vec![0, 0, 1, 1, 2, 2]));
+            t.multiply(tall, e)
         }),
         ("flatten", |t, _, x, _| t.flatten(x)),
         ("sum of columns", |t, _, x, _| t.sum_columns(x)),

@@ -1,8 +1,103 @@
 //! The dipole that atomic charges make, and their sum, which is to vanish.
 
-use super::{Errors, PinnLossValue, View, rounded};
+use super::keys::*;
+use super::{Entry, Errors, Loss, PinnLabels, PinnLossValue, Regulariser, View, Want, rounded};
+use crate::Result;
+use crate::config::{Key, Kind, Section, Table};
 use crate::engine::pinet::{PinetFrame, PinetSeeds};
-use crate::model::pinet::options::{DipoleOptions, Wiring};
+use crate::model::pinet::PinetModel;
+use crate::model::pinet::options::{DipoleOptions, ModelOptions, Wiring};
+
+/// The line of the list.
+pub(super) static ENTRY: Entry = Entry {
+    name: "dipole_model",
+    keys: [&MODEL, &MODEL_PARAMS],
+    resolve: |section, version| resolve(section, version).map(ModelOptions::Dipole),
+};
+
+static MODEL: Table = Table::of(&[Key::new("model", Kind::Object(&BLOCK))]);
+static BLOCK: Table =
+    Table::of(&[Key::new("name", Kind::Text), Key::new("params", Kind::Object(&KEYS)).defaults_inside()]);
+static MODEL_PARAMS: Table =
+    Table::of(&[Key::new("model_params", Kind::Object(&FORK_KEYS)).defaults_inside()]);
+
+const D_SCALE: Key = Key::new("d_scale", Kind::POSITIVE).default("1.0");
+const D_UNIT: Key = Key::new("d_unit", Kind::POSITIVE).default("1.0");
+const MAX_DIPOLE: Key = Key::new("max_dipole", LIMIT).default("false");
+const USE_D_PER_ATOM: Key = Key::new("use_d_per_atom", Kind::Bool).default("false");
+const LOG_D_PER_ATOM: Key = Key::new("log_d_per_atom", Kind::Bool).default("false");
+const USE_D_WEIGHT: Key = Key::new("use_d_weight", Kind::Bool).default("false");
+const D_LOSS: Key = Key::new("d_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
+
+static KEYS: Table = Table::of(&[
+    D_SCALE,
+    D_UNIT,
+    MAX_DIPOLE,
+    USE_D_PER_ATOM,
+    LOG_D_PER_ATOM,
+    USE_D_WEIGHT,
+    USE_L2,
+    D_LOSS,
+    L2_LOSS,
+]);
+
+static FORK_KEYS: Table = Table::of(&[
+    D_SCALE,
+    D_UNIT,
+    MAX_DIPOLE,
+    USE_D_PER_ATOM,
+    Key::new("use_d_per_sqrt", Kind::Bool).default("false"),
+    LOG_D_PER_ATOM,
+    USE_D_WEIGHT,
+    USE_L2,
+    D_LOSS,
+    L2_LOSS,
+    LEARNING_RATE,
+    USE_NORM_CLIP,
+    NORM_CLIP,
+    USE_DECAY,
+    DECAY_STEP,
+    DECAY_RATE,
+]);
+
+fn resolve(section: &Section, version: Wiring) -> Result<DipoleOptions> {
+    let mut options = DipoleOptions::new(version);
+    options.d_scale = section.float("d_scale");
+    options.d_unit = section.float("d_unit");
+    options.max_dipole = limit(section, "max_dipole")?;
+    options.use_d_per_atom = section.bool("use_d_per_atom");
+    options.log_d_per_atom = section.bool("log_d_per_atom");
+    options.use_d_weight = section.bool("use_d_weight");
+    options.use_l2 = section.bool("use_l2");
+    options.d_loss_multiplier = section.float("d_loss_multiplier");
+    options.l2_loss_multiplier = section.float("l2_loss_multiplier");
+    if version == Wiring::Fork {
+        options.use_d_per_sqrt = section.bool("use_d_per_sqrt");
+    }
+    Ok(options)
+}
+
+impl Loss for DipoleOptions {
+    fn regulariser(&self, model: &PinetModel) -> Option<Regulariser> {
+        let factor = 0.5 * self.l2_loss_multiplier;
+        self.use_l2.then(|| Regulariser { kernels: model.kernels(true), factor })
+    }
+
+    fn wants(&self, _: &PinetFrame, labels: &PinnLabels) -> Vec<Want> {
+        vec![
+            ("d_data", true, labels.dipole.is_some()),
+            ("d_weight", self.use_d_weight, labels.d_weight.is_some()),
+        ]
+    }
+
+    fn n_terms(&self) -> usize {
+        2
+    }
+
+    fn differentiate(&self, seeds: &mut PinetSeeds, view: View, _: Option<usize>) -> PinnLossValue {
+        differentiate(self, seeds, view)
+    }
+}
 
 /// Keeps the length of a dipole of zero differentiable.
 const SMOOTH: f64 = 1e-6;
@@ -16,7 +111,7 @@ pub fn dipole(charges: &[f64], frame: &PinetFrame) -> ([f64; 3], f64) {
     (mu, (mu.iter().map(|x| x * x).sum::<f64>() + SMOOTH).sqrt())
 }
 
-pub(super) fn differentiate(o: &DipoleOptions, seeds: &mut PinetSeeds, view: View) -> PinnLossValue {
+fn differentiate(o: &DipoleOptions, seeds: &mut PinetSeeds, view: View) -> PinnLossValue {
     let atoms: Vec<std::ops::Range<usize>> = (view.frames.iter())
         .scan(0, |first, frame| {
             *first += frame.n_atoms();

@@ -1,8 +1,10 @@
-//! The losses of PiNN's potential and dipole models, their metrics and derivatives.
+//! The losses of PiNN's potential and dipole models, their metrics and derivatives. A loss of `pinn train` is one file here and one
+//! line of [`LOSSES`]: the name of its model and its keys in params.yml, its value and derivatives.
 //!
 //! Both styles are here: PiNN's own (`Wiring::Master`), where a weight multiplies a squared error, and its
 //! data-parallel fork's (`Wiring::Fork`), where it multiplies the error itself.
 
+mod keys;
 pub mod potential;
 pub mod dipole;
 pub mod metrics;
@@ -10,6 +12,7 @@ pub mod elements;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use crate::config::{Section, Table};
 use crate::engine::pinet::{PinetFrame, PinetPrediction, PinetSeeds};
 use crate::model::pinet::PinetModel;
 use crate::model::pinet::options::{ModelOptions, Wiring};
@@ -18,6 +21,47 @@ pub use metrics::{PinnMetrics, Row};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
+
+/// Every model that `model` of params.yml may name.
+pub static LOSSES: &[&Entry] = &[&potential::ENTRY, &dipole::ENTRY];
+
+/// What is known of a model without its options.
+pub struct Entry {
+    /// Its name in params.yml.
+    pub name: &'static str,
+    /// Its keys, in the objects that lead to them: of the newer style, and of the fork's.
+    pub keys: [&'static Table; 2],
+    /// Its options from the checked section with its keys.
+    pub resolve: fn(&Section, Wiring) -> Result<ModelOptions>,
+}
+
+/// What the losses differ in.
+trait Loss {
+    /// What is added for large parameters.
+    fn regulariser(&self, model: &PinetModel) -> Option<Regulariser>;
+
+    /// Whether the engine has to give forces and stress.
+    fn wants_forces(&self) -> bool {
+        false
+    }
+
+    /// What a structure needs.
+    fn wants(&self, frame: &PinetFrame, labels: &PinnLabels) -> Vec<Want>;
+
+    /// Terms that contribute to the loss, without the regulariser.
+    fn n_terms(&self) -> usize;
+
+    /// Whether each step is about one term alone.
+    fn separates_errors(&self) -> bool {
+        false
+    }
+
+    /// The loss of a batch, and its derivatives in `seeds`. `kept`: the only term that counts, where there is one.
+    fn differentiate(&self, seeds: &mut PinetSeeds, view: View, kept: Option<usize>) -> PinnLossValue;
+}
+
+/// A label or another thing that a loss may need: its name, whether it is wanted, and whether it is there.
+type Want = (&'static str, bool, bool);
 
 /// The labels of a structure, in the units of the data.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -85,21 +129,7 @@ fn rounded(x: f64) -> f64 {
 impl PinnLoss {
     /// `seed` decides what `no_force_comp` and `separate_errors` draw.
     pub fn new(options: ModelOptions, model: &PinetModel, seed: u64) -> Self {
-        let regulariser = match &options {
-            ModelOptions::Potential(o) if o.use_l2 && o.version == Wiring::Master => {
-                // The mean over all kernel elements.
-                let kernels = model.kernels(true);
-                let n: usize = kernels.iter().map(|range| range.len()).sum();
-                Some(Regulariser { kernels, factor: rounded(o.l2_loss_multiplier) / n as f64 })
-            }
-            ModelOptions::Potential(o) if o.use_l2 => {
-                Some(Regulariser { kernels: model.kernels(false), factor: 0.5 * o.l2_loss_multiplier })
-            }
-            ModelOptions::Dipole(o) if o.use_l2 => {
-                Some(Regulariser { kernels: model.kernels(true), factor: 0.5 * o.l2_loss_multiplier })
-            }
-            _ => None,
-        };
+        let regulariser = loss_of(&options).regulariser(model);
         PinnLoss { options, regulariser, seed }
     }
 
@@ -109,25 +139,12 @@ impl PinnLoss {
 
     /// Whether the engine has to give forces and stress.
     pub fn wants_forces(&self) -> bool {
-        matches!(&self.options, ModelOptions::Potential(o) if o.use_force || o.use_stress)
+        loss_of(&self.options).wants_forces()
     }
 
     /// Refuses a structure without a label that the loss needs.
     pub fn require(&self, frame: &PinetFrame, labels: &PinnLabels) -> Result<()> {
-        let wants: Vec<(&str, bool, bool)> = match &self.options {
-            ModelOptions::Potential(o) => vec![
-                ("e_data", true, labels.energy.is_some()),
-                ("e_weight", o.use_e_weight, labels.e_weight.is_some()),
-                ("f_data", o.use_force, labels.force.is_some()),
-                ("f_weights", o.use_force && o.use_f_weights, labels.f_weights.is_some()),
-                ("s_data", o.use_stress, labels.stress.is_some()),
-                ("cell", o.use_stress, frame.volume.is_some()),
-            ],
-            ModelOptions::Dipole(o) => vec![
-                ("d_data", true, labels.dipole.is_some()),
-                ("d_weight", o.use_d_weight, labels.d_weight.is_some()),
-            ],
-        };
+        let wants = loss_of(&self.options).wants(frame, labels);
         if let Some((name, ..)) = wants.iter().find(|(_, wanted, there)| *wanted && !there) {
             return Err(err!("a structure of {} atoms has no {name}, which the loss needs", frame.n_atoms())
                 .help("add it to the data, or leave out the option of the model that asks for it"));
@@ -162,10 +179,7 @@ impl PinnLoss {
         seeds.reset(out);
         let view = View { out, frames, labels, key: self.key(step, rank) };
         let kept = self.kept(step);
-        let mut value = match &self.options {
-            ModelOptions::Potential(o) => potential::differentiate(o, seeds, view, kept),
-            ModelOptions::Dipole(o) => dipole::differentiate(o, seeds, view),
-        };
+        let mut value = loss_of(&self.options).differentiate(seeds, view, kept);
         if let Some(l2) = &self.regulariser {
             let loss = l2.value(params);
             value.loss += loss;
@@ -194,25 +208,25 @@ impl PinnLoss {
 
     /// Terms that contribute to the loss.
     fn n_terms(&self) -> usize {
-        let regulariser = usize::from(self.regulariser.is_some());
-        match &self.options {
-            ModelOptions::Potential(o) => {
-                1 + usize::from(o.use_force) + usize::from(o.use_stress) + regulariser
-            }
-            ModelOptions::Dipole(_) => 2 + regulariser,
-        }
+        loss_of(&self.options).n_terms() + usize::from(self.regulariser.is_some())
     }
 
     /// The one term that this step is about, where `separate_errors` says so.
     fn kept(&self, step: u64) -> Option<usize> {
-        match &self.options {
-            ModelOptions::Potential(o) if o.separate_errors => {
-                let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
-                rng.set_stream(1 + 2 * step);
-                Some(((u128::from(rng.next_u64()) * self.n_terms() as u128) >> 64) as usize)
-            }
-            _ => None,
+        if !loss_of(&self.options).separates_errors() {
+            return None;
         }
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        rng.set_stream(1 + 2 * step);
+        Some(((u128::from(rng.next_u64()) * self.n_terms() as u128) >> 64) as usize)
+    }
+}
+
+/// The loss of a model.
+fn loss_of(options: &ModelOptions) -> &dyn Loss {
+    match options {
+        ModelOptions::Potential(own) => own,
+        ModelOptions::Dipole(own) => own,
     }
 }
 

@@ -1,10 +1,187 @@
 //! Energies, forces and stress.
 
-use super::{Errors, PinnLossValue, Term, View, rounded};
+use super::keys::*;
+use super::{Entry, Errors, Loss, PinnLabels, PinnLossValue, Regulariser, Term, View, Want, rounded};
+use crate::config::check::found;
+use crate::config::{Key, Kind, Section, Table};
 use crate::engine::pinet::{PinetFrame, PinetSeeds};
-use crate::model::pinet::options::{PotentialOptions, Wiring};
+use crate::model::pinet::PinetModel;
+use crate::model::pinet::options::{ModelOptions, PotentialOptions, Wiring};
+use crate::{Error, Result, bail, err};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The line of the list.
+pub(super) static ENTRY: Entry = Entry {
+    name: "potential_model",
+    keys: [&MODEL, &MODEL_PARAMS],
+    resolve: |section, version| resolve(section, version).map(ModelOptions::Potential),
+};
+
+static MODEL: Table = Table::of(&[Key::new("model", Kind::Object(&BLOCK))]);
+static BLOCK: Table =
+    Table::of(&[Key::new("name", Kind::Text), Key::new("params", Kind::Object(&KEYS)).defaults_inside()]);
+static MODEL_PARAMS: Table =
+    Table::of(&[Key::new("model_params", Kind::Object(&FORK_KEYS)).defaults_inside()]);
+
+const E_DRESS: Key = Key::new("e_dress", Kind::Any).default("{}").doc("Energy of an atom by atomic number.");
+const E_SCALE: Key = Key::new("e_scale", Kind::POSITIVE).default("1.0");
+const E_UNIT: Key = Key::new("e_unit", Kind::POSITIVE).default("1.0");
+const MAX_ENERGY: Key = Key::new("max_energy", LIMIT).default("false");
+const USE_E_PER_ATOM: Key = Key::new("use_e_per_atom", Kind::Bool).default("false");
+const LOG_E_PER_ATOM: Key = Key::new("log_e_per_atom", Kind::Bool).default("false");
+const USE_E_WEIGHT: Key = Key::new("use_e_weight", Kind::Bool).default("false");
+const USE_FORCE: Key = Key::new("use_force", Kind::Bool).default("false");
+const USE_F_WEIGHTS: Key = Key::new("use_f_weights", Kind::Bool).default("false");
+const E_LOSS: Key = Key::new("e_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
+const F_LOSS: Key = Key::new("f_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
+
+static KEYS: Table = Table::of(&[
+    E_DRESS,
+    E_SCALE,
+    E_UNIT,
+    MAX_ENERGY,
+    USE_E_PER_ATOM,
+    LOG_E_PER_ATOM,
+    USE_E_WEIGHT,
+    USE_FORCE,
+    Key::new("max_force_comp", LIMIT).default("false"),
+    Key::new("no_force_comp", Kind::OneOf(&[Kind::Bool, Kind::Int(1, i64::MAX as i128)])).default("false"),
+    USE_F_WEIGHTS,
+    Key::new("use_stress", Kind::Bool).default("false"),
+    USE_L2,
+    E_LOSS,
+    F_LOSS,
+    Key::new("s_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0"),
+    L2_LOSS,
+    Key::new("separate_errors", Kind::Bool).default("false"),
+]);
+
+static FORK_KEYS: Table = Table::of(&[
+    E_DRESS,
+    E_SCALE,
+    E_UNIT,
+    MAX_ENERGY,
+    USE_E_PER_ATOM,
+    Key::new("use_e_per_sqrt", Kind::Bool).default("false"),
+    LOG_E_PER_ATOM,
+    USE_E_WEIGHT,
+    USE_FORCE,
+    Key::new("max_force", LIMIT).default("false"),
+    USE_F_WEIGHTS,
+    USE_L2,
+    E_LOSS,
+    F_LOSS,
+    L2_LOSS,
+    LEARNING_RATE,
+    USE_NORM_CLIP,
+    NORM_CLIP,
+    USE_DECAY,
+    DECAY_STEP,
+    DECAY_RATE,
+]);
+
+fn resolve(section: &Section, version: Wiring) -> Result<PotentialOptions> {
+    let mut options = PotentialOptions::new(version);
+    options.e_dress = e_dress(section)?;
+    options.e_scale = section.float("e_scale");
+    options.e_unit = section.float("e_unit");
+    options.max_energy = limit(section, "max_energy")?;
+    options.use_e_per_atom = section.bool("use_e_per_atom");
+    options.log_e_per_atom = section.bool("log_e_per_atom");
+    options.use_e_weight = section.bool("use_e_weight");
+    options.use_force = section.bool("use_force");
+    options.use_f_weights = section.bool("use_f_weights");
+    options.use_l2 = section.bool("use_l2");
+    options.e_loss_multiplier = section.float("e_loss_multiplier");
+    options.f_loss_multiplier = section.float("f_loss_multiplier");
+    options.l2_loss_multiplier = section.float("l2_loss_multiplier");
+    match version {
+        Wiring::Fork => {
+            options.use_e_per_sqrt = section.bool("use_e_per_sqrt");
+            options.max_force = limit(section, "max_force")?;
+        }
+        Wiring::Master => {
+            options.max_force = limit(section, "max_force_comp")?;
+            options.no_force_comp = limit(section, "no_force_comp")?.map(|n| n as usize);
+            options.use_stress = section.bool("use_stress");
+            options.s_loss_multiplier = section.float("s_loss_multiplier");
+            options.separate_errors = section.bool("separate_errors");
+        }
+    }
+    Ok(options)
+}
+
+/// Energies of atoms by atomic number.
+fn e_dress(section: &Section) -> Result<BTreeMap<i32, f64>> {
+    let error = |e: Error| section.error("e_dress", e);
+    let mut dress = BTreeMap::new();
+    match section.get("e_dress") {
+        None => {}
+        Some(Value::Object(map)) => {
+            for (key, value) in map {
+                let z = key.parse::<i32>().ok().filter(|z| (1..=118).contains(z));
+                let z = z.ok_or_else(|| error(err!("found \"{key}\", wanted atomic numbers")))?;
+                let energy = value.as_f64();
+                let energy =
+                    energy.ok_or_else(|| error(err!("{key}: found {}, wanted a number", found(value))))?;
+                dress.insert(z, energy);
+            }
+        }
+        Some(other) => {
+            bail!("{}: found {}, wanted energies by atomic number", section.path_of("e_dress"), found(other))
+        }
+    }
+    Ok(dress)
+}
+
+impl Loss for PotentialOptions {
+    fn regulariser(&self, model: &PinetModel) -> Option<Regulariser> {
+        if !self.use_l2 {
+            return None;
+        }
+        Some(match self.version {
+            Wiring::Master => {
+                // The mean over all kernel elements.
+                let kernels = model.kernels(true);
+                let n: usize = kernels.iter().map(|range| range.len()).sum();
+                Regulariser { kernels, factor: rounded(self.l2_loss_multiplier) / n as f64 }
+            }
+            Wiring::Fork => {
+                Regulariser { kernels: model.kernels(false), factor: 0.5 * self.l2_loss_multiplier }
+            }
+        })
+    }
+
+    fn wants_forces(&self) -> bool {
+        self.use_force || self.use_stress
+    }
+
+    fn wants(&self, frame: &PinetFrame, labels: &PinnLabels) -> Vec<Want> {
+        vec![
+            ("e_data", true, labels.energy.is_some()),
+            ("e_weight", self.use_e_weight, labels.e_weight.is_some()),
+            ("f_data", self.use_force, labels.force.is_some()),
+            ("f_weights", self.use_force && self.use_f_weights, labels.f_weights.is_some()),
+            ("s_data", self.use_stress, labels.stress.is_some()),
+            ("cell", self.use_stress, frame.volume.is_some()),
+        ]
+    }
+
+    fn n_terms(&self) -> usize {
+        1 + usize::from(self.use_force) + usize::from(self.use_stress)
+    }
+
+    fn separates_errors(&self) -> bool {
+        self.separate_errors
+    }
+
+    fn differentiate(&self, seeds: &mut PinetSeeds, view: View, kept: Option<usize>) -> PinnLossValue {
+        differentiate(self, seeds, view, kept)
+    }
+}
 
 /// The energy of the dress of a structure, in the unit of the data.
 pub fn dress(o: &PotentialOptions, frame: &PinetFrame) -> f64 {
@@ -12,7 +189,7 @@ pub fn dress(o: &PotentialOptions, frame: &PinetFrame) -> f64 {
 }
 
 /// `kept`: the only term that counts, where there is one.
-pub(super) fn differentiate(
+fn differentiate(
     o: &PotentialOptions,
     seeds: &mut PinetSeeds,
     view: View,

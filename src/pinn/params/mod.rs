@@ -8,17 +8,17 @@ pub use write::{to_yaml, write_params};
 
 use crate::config::check::{check, did_you_mean, found};
 use crate::config::{Section, Table, value};
+use crate::err;
 use crate::error::{Error, Result};
+use crate::loss::pinn::{Entry, LOSSES};
 use crate::model::dp::options::Precision;
 use crate::model::pinet::options::{
-    Act, Basis, BasisType, CutoffType, DipoleOptions, Gamma, ModelOptions, NetworkKind, PinetOptions, Pool,
-    PotentialOptions, Wiring,
+    Act, Basis, BasisType, CutoffType, Gamma, ModelOptions, NetworkKind, PinetOptions, Pool, Wiring,
 };
 use crate::optim::OptimizerChoice;
 use crate::optim::keras_rate::Rate;
-use crate::{bail, err};
 use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A whole params.yml, as meant. No default is left to be applied.
@@ -68,7 +68,7 @@ impl Params {
         let at = |e: Error| e.at(file);
         let top = Section::root(&top);
         let network = resolve_network(&blocks, style).map_err(at)?;
-        let model = resolve_model(&blocks, style).map_err(at)?;
+        let model = (blocks.loss.resolve)(&blocks.model(), style).map_err(at)?;
         if matches!(model, ModelOptions::Dipole(_)) && network.out_pool.is_some() {
             let error = err!("dipole_model needs the charge of every atom, which a pool does not leave");
             return Err(blocks.network().error("out_pool", error).help("leave out_pool out").at(file));
@@ -145,7 +145,7 @@ fn checked(table: &'static Table, value: Value, file: &str) -> Result<Value> {
 /// The checked blocks of network and model, each within an object that gives its keys their paths.
 struct Blocks {
     kind: NetworkKind,
-    dipole: bool,
+    loss: &'static Entry,
     network: Value,
     model: Value,
     /// The paths of the two blocks of parameters.
@@ -156,12 +156,12 @@ struct Blocks {
 impl Blocks {
     fn master(top: &Value, file: &str) -> Result<Blocks> {
         let kind = network_kind(&top["network"]["name"], "network.name").map_err(|e| e.at(file))?;
-        let dipole = is_dipole(&top["model"]["name"], "model.name").map_err(|e| e.at(file))?;
+        let loss = loss_called(&top["model"]["name"], "model.name").map_err(|e| e.at(file))?;
         Ok(Blocks {
             kind,
-            dipole,
+            loss,
             network: checked(&tables::NETWORK[kind as usize], json!({"network": top["network"]}), file)?,
-            model: checked(&tables::MODEL[usize::from(dipole)], json!({"model": top["model"]}), file)?,
+            model: checked(loss.keys[0], json!({"model": top["model"]}), file)?,
             paths: [&["network", "params"], &["model", "params"]],
             atom_types_given: top["network"]["params"].get("atom_types").is_some(),
         })
@@ -176,13 +176,13 @@ impl Blocks {
                 )
                 .at(file));
         }
-        let dipole = is_dipole(&top["model"], "model").map_err(|e| e.at(file))?;
+        let loss = loss_called(&top["model"], "model").map_err(|e| e.at(file))?;
         let part = |key: &str| Value::Object(Map::from_iter([(key.to_owned(), top[key].clone())]));
         Ok(Blocks {
             kind,
-            dipole,
+            loss,
             network: checked(&tables::NETWORK_PARAMS, part("network_params"), file)?,
-            model: checked(&tables::MODEL_PARAMS[usize::from(dipole)], part("model_params"), file)?,
+            model: checked(loss.keys[1], part("model_params"), file)?,
             paths: [&["network_params"], &["model_params"]],
             atom_types_given: top["network_params"].get("atom_types").is_some(),
         })
@@ -214,32 +214,20 @@ fn network_kind(name: &Value, path: &str) -> Result<NetworkKind> {
     }
 }
 
-fn is_dipole(name: &Value, path: &str) -> Result<bool> {
+fn loss_called(name: &Value, path: &str) -> Result<&'static Entry> {
     let text = name.as_str().unwrap_or_default();
-    match text {
-        "potential_model" => Ok(false),
-        "dipole_model" => Ok(true),
-        _ if text.ends_with("_dipole_model") => {
-            Err(err!("{path}: PiNN knows {text}, Phalanx does not support it")
-                .help("supported: potential_model, dipole_model"))
-        }
-        _ => {
-            let near = did_you_mean(text, ["potential_model", "dipole_model"].into_iter());
-            Err(err!("{path}: found {}, wanted the name of a model", found(name))
-                .help(format!("{near}supported: potential_model, dipole_model")))
-        }
+    if let Some(entry) = LOSSES.iter().find(|entry| entry.name == text) {
+        return Ok(entry);
     }
-}
-
-/// A number where `false` means none.
-fn limit(section: &Section, key: &str) -> Result<Option<f64>> {
-    match section.get(key) {
-        Some(Value::Bool(true)) => {
-            Err(section.error(key, err!("found true, wanted a number, or false for none")))
-        }
-        Some(value) => Ok(value.as_f64()),
-        None => Ok(None),
+    let names = || LOSSES.iter().map(|entry| entry.name);
+    let supported = names().collect::<Vec<&str>>().join(", ");
+    if text.ends_with("_dipole_model") {
+        return Err(err!("{path}: PiNN knows {text}, Phalanx does not support it")
+            .help(format!("supported: {supported}")));
     }
+    let near = did_you_mean(text, names());
+    Err(err!("{path}: found {}, wanted the name of a model", found(name))
+        .help(format!("{near}supported: {supported}")))
 }
 
 fn floats(section: &Section, key: &str) -> Option<Vec<f64>> {
@@ -350,85 +338,6 @@ fn resolve_pinet2(section: &Section, options: &mut PinetOptions) -> Result<()> {
         options.out_extra.insert(name.clone(), width as usize);
     }
     Ok(())
-}
-
-fn resolve_model(blocks: &Blocks, version: Wiring) -> Result<ModelOptions> {
-    let section = blocks.model();
-    if blocks.dipole {
-        return resolve_dipole(&section, version).map(ModelOptions::Dipole);
-    }
-    resolve_potential(&section, version).map(ModelOptions::Potential)
-}
-
-fn resolve_potential(section: &Section, version: Wiring) -> Result<PotentialOptions> {
-    let mut options = PotentialOptions::new(version);
-    options.e_dress = e_dress(section)?;
-    options.e_scale = section.float("e_scale");
-    options.e_unit = section.float("e_unit");
-    options.max_energy = limit(section, "max_energy")?;
-    options.use_e_per_atom = section.bool("use_e_per_atom");
-    options.log_e_per_atom = section.bool("log_e_per_atom");
-    options.use_e_weight = section.bool("use_e_weight");
-    options.use_force = section.bool("use_force");
-    options.use_f_weights = section.bool("use_f_weights");
-    options.use_l2 = section.bool("use_l2");
-    options.e_loss_multiplier = section.float("e_loss_multiplier");
-    options.f_loss_multiplier = section.float("f_loss_multiplier");
-    options.l2_loss_multiplier = section.float("l2_loss_multiplier");
-    match version {
-        Wiring::Fork => {
-            options.use_e_per_sqrt = section.bool("use_e_per_sqrt");
-            options.max_force = limit(section, "max_force")?;
-        }
-        Wiring::Master => {
-            options.max_force = limit(section, "max_force_comp")?;
-            options.no_force_comp = limit(section, "no_force_comp")?.map(|n| n as usize);
-            options.use_stress = section.bool("use_stress");
-            options.s_loss_multiplier = section.float("s_loss_multiplier");
-            options.separate_errors = section.bool("separate_errors");
-        }
-    }
-    Ok(options)
-}
-
-fn resolve_dipole(section: &Section, version: Wiring) -> Result<DipoleOptions> {
-    let mut options = DipoleOptions::new(version);
-    options.d_scale = section.float("d_scale");
-    options.d_unit = section.float("d_unit");
-    options.max_dipole = limit(section, "max_dipole")?;
-    options.use_d_per_atom = section.bool("use_d_per_atom");
-    options.log_d_per_atom = section.bool("log_d_per_atom");
-    options.use_d_weight = section.bool("use_d_weight");
-    options.use_l2 = section.bool("use_l2");
-    options.d_loss_multiplier = section.float("d_loss_multiplier");
-    options.l2_loss_multiplier = section.float("l2_loss_multiplier");
-    if version == Wiring::Fork {
-        options.use_d_per_sqrt = section.bool("use_d_per_sqrt");
-    }
-    Ok(options)
-}
-
-/// Energies of atoms by atomic number.
-fn e_dress(section: &Section) -> Result<BTreeMap<i32, f64>> {
-    let error = |e: Error| section.error("e_dress", e);
-    let mut dress = BTreeMap::new();
-    match section.get("e_dress") {
-        None => {}
-        Some(Value::Object(map)) => {
-            for (key, value) in map {
-                let z = key.parse::<i32>().ok().filter(|z| (1..=118).contains(z));
-                let z = z.ok_or_else(|| error(err!("found \"{key}\", wanted atomic numbers")))?;
-                let energy = value.as_f64();
-                let energy =
-                    energy.ok_or_else(|| error(err!("{key}: found {}, wanted a number", found(value))))?;
-                dress.insert(z, energy);
-            }
-        }
-        Some(other) => {
-            bail!("{}: found {}, wanted energies by atomic number", section.path_of("e_dress"), found(other))
-        }
-    }
-    Ok(dress)
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Both styles of params.yml.
 
 use super::*;
+use crate::model::pinet::options::{DipoleOptions, PotentialOptions};
 use crate::optim::keras_adam::{Clip, KerasAdamOptions};
 use crate::optim::keras_rate::Rate;
+use std::collections::BTreeMap;
 
 fn read(text: &str) -> Result<Params> {
     Params::from_value(value::parse(text, "yml").unwrap(), "params.yml")

@@ -4,7 +4,6 @@ use crate::config::{Key, Kind, Table};
 
 const WIDTH: Kind = Kind::Int(1, 100_000);
 const WIDTHS: Kind = Kind::List(&WIDTH);
-const LIMIT: Kind = Kind::OneOf(&[Kind::Bool, Kind::POSITIVE]);
 
 const MODEL_DIR: Key = Key::new("model_dir", Kind::Text)
     .default("\"model\"")
@@ -75,25 +74,6 @@ static PINET2_BLOCK: Table =
 /// `network_params` of the fork.
 pub static NETWORK_PARAMS: Table =
     Table::of(&[Key::new("network_params", Kind::Object(&FORK_PINET)).defaults_inside()]);
-
-/// The `model` block of potential_model and of dipole_model.
-pub static MODEL: [Table; 2] = [
-    Table::of(&[Key::new("model", Kind::Object(&POTENTIAL_BLOCK))]),
-    Table::of(&[Key::new("model", Kind::Object(&DIPOLE_BLOCK))]),
-];
-
-static POTENTIAL_BLOCK: Table = Table::of(&[
-    Key::new("name", Kind::Text),
-    Key::new("params", Kind::Object(&POTENTIAL)).defaults_inside(),
-]);
-static DIPOLE_BLOCK: Table =
-    Table::of(&[Key::new("name", Kind::Text), Key::new("params", Kind::Object(&DIPOLE)).defaults_inside()]);
-
-/// `model_params` of the fork, for either model.
-pub static MODEL_PARAMS: [Table; 2] = [
-    Table::of(&[Key::new("model_params", Kind::Object(&FORK_POTENTIAL)).defaults_inside()]),
-    Table::of(&[Key::new("model_params", Kind::Object(&FORK_DIPOLE)).defaults_inside()]),
-];
 
 const ATOM_TYPES: Key =
     Key::new("atom_types", Kind::List(&Kind::Int(1, 118))).default("[1,6,7,8]").doc("Atomic numbers.");
@@ -177,109 +157,4 @@ static FORK_PINET: Table = Table::of(&[
     DEPTH,
     ACT,
     Key::new("preprocess", Kind::Bool).default("false").ignored(""),
-]);
-
-const E_DRESS: Key = Key::new("e_dress", Kind::Any).default("{}").doc("Energy of an atom by atomic number.");
-const E_SCALE: Key = Key::new("e_scale", Kind::POSITIVE).default("1.0");
-const E_UNIT: Key = Key::new("e_unit", Kind::POSITIVE).default("1.0");
-const MAX_ENERGY: Key = Key::new("max_energy", LIMIT).default("false");
-const USE_E_PER_ATOM: Key = Key::new("use_e_per_atom", Kind::Bool).default("false");
-const LOG_E_PER_ATOM: Key = Key::new("log_e_per_atom", Kind::Bool).default("false");
-const USE_E_WEIGHT: Key = Key::new("use_e_weight", Kind::Bool).default("false");
-const USE_FORCE: Key = Key::new("use_force", Kind::Bool).default("false");
-const USE_F_WEIGHTS: Key = Key::new("use_f_weights", Kind::Bool).default("false");
-const USE_L2: Key = Key::new("use_l2", Kind::Bool).default("false");
-const E_LOSS: Key = Key::new("e_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
-const F_LOSS: Key = Key::new("f_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
-const L2_LOSS: Key = Key::new("l2_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
-
-static POTENTIAL: Table = Table::of(&[
-    E_DRESS,
-    E_SCALE,
-    E_UNIT,
-    MAX_ENERGY,
-    USE_E_PER_ATOM,
-    LOG_E_PER_ATOM,
-    USE_E_WEIGHT,
-    USE_FORCE,
-    Key::new("max_force_comp", LIMIT).default("false"),
-    Key::new("no_force_comp", Kind::OneOf(&[Kind::Bool, Kind::Int(1, i64::MAX as i128)])).default("false"),
-    USE_F_WEIGHTS,
-    Key::new("use_stress", Kind::Bool).default("false"),
-    USE_L2,
-    E_LOSS,
-    F_LOSS,
-    Key::new("s_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0"),
-    L2_LOSS,
-    Key::new("separate_errors", Kind::Bool).default("false"),
-]);
-
-const LEARNING_RATE: Key = Key::new("learning_rate", Kind::POSITIVE).default("3e-4");
-const USE_NORM_CLIP: Key = Key::new("use_norm_clip", Kind::Bool).default("true");
-const NORM_CLIP: Key = Key::new("norm_clip", Kind::POSITIVE).default("0.01");
-const USE_DECAY: Key = Key::new("use_decay", Kind::Bool).default("true");
-const DECAY_STEP: Key = Key::new("decay_step", Kind::POSITIVE).default("10000");
-const DECAY_RATE: Key = Key::new("decay_rate", Kind::POSITIVE).default("0.999");
-
-static FORK_POTENTIAL: Table = Table::of(&[
-    E_DRESS,
-    E_SCALE,
-    E_UNIT,
-    MAX_ENERGY,
-    USE_E_PER_ATOM,
-    Key::new("use_e_per_sqrt", Kind::Bool).default("false"),
-    LOG_E_PER_ATOM,
-    USE_E_WEIGHT,
-    USE_FORCE,
-    Key::new("max_force", LIMIT).default("false"),
-    USE_F_WEIGHTS,
-    USE_L2,
-    E_LOSS,
-    F_LOSS,
-    L2_LOSS,
-    LEARNING_RATE,
-    USE_NORM_CLIP,
-    NORM_CLIP,
-    USE_DECAY,
-    DECAY_STEP,
-    DECAY_RATE,
-]);
-
-const D_SCALE: Key = Key::new("d_scale", Kind::POSITIVE).default("1.0");
-const D_UNIT: Key = Key::new("d_unit", Kind::POSITIVE).default("1.0");
-const MAX_DIPOLE: Key = Key::new("max_dipole", LIMIT).default("false");
-const USE_D_PER_ATOM: Key = Key::new("use_d_per_atom", Kind::Bool).default("false");
-const LOG_D_PER_ATOM: Key = Key::new("log_d_per_atom", Kind::Bool).default("false");
-const USE_D_WEIGHT: Key = Key::new("use_d_weight", Kind::Bool).default("false");
-const D_LOSS: Key = Key::new("d_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
-
-static DIPOLE: Table = Table::of(&[
-    D_SCALE,
-    D_UNIT,
-    MAX_DIPOLE,
-    USE_D_PER_ATOM,
-    LOG_D_PER_ATOM,
-    USE_D_WEIGHT,
-    USE_L2,
-    D_LOSS,
-    L2_LOSS,
-]);
-
-static FORK_DIPOLE: Table = Table::of(&[
-    D_SCALE,
-    D_UNIT,
-    MAX_DIPOLE,
-    USE_D_PER_ATOM,
-    Key::new("use_d_per_sqrt", Kind::Bool).default("false"),
-    LOG_D_PER_ATOM,
-    USE_D_WEIGHT,
-    USE_L2,
-    D_LOSS,
-    L2_LOSS,
-    LEARNING_RATE,
-    USE_NORM_CLIP,
-    NORM_CLIP,
-    USE_DECAY,
-    DECAY_STEP,
-    DECAY_RATE,
 ]);

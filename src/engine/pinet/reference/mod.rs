@@ -2,7 +2,6 @@
 //!
 //! It has no `unsafe`, no SIMD and no threads, and is never improved for speed.
 
-pub mod tape;
 pub mod network;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,8 +32,7 @@ impl PinetReference {
         let mut share = vec![0.0; out.len()];
         let energy = pool(&mut share, out, self.model.options.out_pool);
         if self.forces {
-            net.tape.node_mut(net.out).de = share.clone();
-            net.tape.backward_energy(params);
+            net.tape.backward_energy(net.out, &share);
         }
         (net, share, energy)
     }
@@ -122,12 +120,12 @@ impl PinetEngine for PinetReference {
                         set_tangent(&mut net, frame, p, &d_dot);
                     }
                 }
-                net.tape.tangent(params);
+                net.tape.tangent();
             }
-            net.tape.node_mut(net.out).dl = (0..frame.n_atoms())
+            let dl_out: Vec<f64> = (0..frame.n_atoms())
                 .map(|i| seeds.dl_energy[s] * share[i] + seeds.dl_atomic[first + i])
                 .collect();
-            net.tape.backward_loss(grad, params);
+            net.tape.backward_loss(grad, net.out, &dl_out);
             first += frame.n_atoms();
         }
     }

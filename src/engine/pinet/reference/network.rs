@@ -1,11 +1,11 @@
 //! The networks, written down as their formulas.
 
-use super::tape::{Id, Tape};
 use crate::engine::pinet::PinetFrame;
+use crate::engine::pinet::activation::jet;
 use crate::engine::pinet::geometry::{tensor, unit};
+use crate::engine::reference::tape::{Id, Tape};
 use crate::model::pinet::options::{NetworkKind, Wiring};
-use crate::model::pinet::{Block, PinetModel};
-use std::rc::Rc;
+use crate::model::pinet::{Block, Dense, PinetModel, Tensor};
 
 /// The tape of one structure and where its inputs and its output lie.
 pub struct Network {
@@ -20,8 +20,8 @@ pub struct Network {
 
 /// Indices of pairs.
 struct Pairs {
-    i: Rc<[usize]>,
-    j: Rc<[usize]>,
+    i: Vec<usize>,
+    j: Vec<usize>,
     n_atoms: usize,
 }
 
@@ -33,7 +33,7 @@ impl Pairs {
 }
 
 /// Row `index[p]` of things of `size` rows each, component by component.
-fn components(index: &[usize], size: usize) -> Rc<[usize]> {
+fn components(index: &[usize], size: usize) -> Vec<usize> {
     index.iter().flat_map(|&k| (0..size).map(move |x| k * size + x)).collect()
 }
 
@@ -67,24 +67,47 @@ pub fn network(model: &PinetModel, params: &[f64], frame: &PinetFrame) -> Networ
     Network { tape, basis, directions, out }
 }
 
+/// act(x W + b)
+fn dense(tape: &mut Tape, params: &[f64], x: Id, layer: &Dense) -> Id {
+    let w = tape.param(params, layer.w, layer.n_in, layer.n_out);
+    let mut y = tape.product(x, w);
+    if let Some(b) = layer.b {
+        let b = tape.param(params, b, 1, layer.n_out);
+        y = tape.add(y, b);
+    }
+    let act = layer.act;
+    tape.map(y, move |z| jet(act, z))
+}
+
+/// A chain of layers.
+fn chain(tape: &mut Tape, params: &[f64], x: Id, layers: &[Dense]) -> Id {
+    layers.iter().fold(x, |x, layer| dense(tape, params, x, layer))
+}
+
+/// y_c = sum_b w_(c b) e_b, with b fastest in w.
+fn contract(tape: &mut Tape, w: Id, e: Id) -> Id {
+    let (rows, n) = (tape.node(e).rows, tape.node(e).width);
+    let width = tape.node(w).width / n;
+    let w = tape.reshape(w, rows * width, n);
+    let row_of: Vec<usize> = (0..rows * width).map(|k| k / width).collect();
+    let e = tape.gather(e, row_of);
+    let terms = tape.multiply(w, e);
+    let sums = tape.sum_columns(terms);
+    tape.reshape(sums, rows, width)
+}
+
 /// II(PI(p)): the interactions of pairs.
 fn interactions(tape: &mut Tape, block: &Block, params: &[f64], pairs: &Pairs, p: Id, basis: Id) -> Id {
-    let (p_i, p_j) = (tape.gather(p, &pairs.i), tape.gather(p, &pairs.j));
+    let (p_i, p_j) = (tape.gather(p, pairs.i.clone()), tape.gather(p, pairs.j.clone()));
     let both = tape.concat(&[p_i, p_j]);
-    let w = tape.chain(params, both, &block.pi);
-    let i = tape.contract(w, basis);
-    tape.chain(params, i, &block.ii)
+    let w = chain(tape, params, both, &block.pi);
+    let i = contract(tape, w, basis);
+    chain(tape, params, i, &block.ii)
 }
 
 /// old + new, the old one brought to the width of the new one.
-fn residual(
-    tape: &mut Tape,
-    layer: &Option<crate::model::pinet::Dense>,
-    params: &[f64],
-    old: Id,
-    new: Id,
-) -> Id {
-    let old = layer.as_ref().map_or(old, |layer| tape.dense(params, old, layer));
+fn residual(tape: &mut Tape, layer: &Option<Dense>, params: &[f64], old: Id, new: Id) -> Id {
+    let old = layer.as_ref().map_or(old, |layer| dense(tape, params, old, layer));
     tape.add(old, new)
 }
 
@@ -97,9 +120,9 @@ fn pinet(tape: &mut Tape, model: &PinetModel, params: &[f64], pairs: &Pairs, p: 
     let mut p = p;
     let mut out = None;
     for block in &model.blocks {
-        let q = tape.chain(params, p, &block.pp);
+        let q = chain(tape, params, p, &block.pp);
         let i = interactions(tape, block, params, pairs, q, basis);
-        let n = tape.sum(i, &pairs.i, pairs.n_atoms);
+        let n = tape.scatter(i, pairs.i.clone(), pairs.n_atoms);
         let seen = match model.options.version {
             // The output sees the sum over neighbours; the residual starts before PP.
             Wiring::Master => {
@@ -112,7 +135,7 @@ fn pinet(tape: &mut Tape, model: &PinetModel, params: &[f64], pairs: &Pairs, p: 
                 p
             }
         };
-        let new = tape.chain(params, seen, &block.out);
+        let new = chain(tape, params, seen, &block.out);
         out = accumulate(tape, out, new);
     }
     out.expect("a network has at least one block")
@@ -135,41 +158,41 @@ fn pinet2(
     for block in &model.blocks {
         let i = interactions(tape, block, params, pairs, p, basis);
         let width = tape.node(i).width / (block.tensors.len() + 1);
-        let sum = tape.sum(i, &pairs.i, pairs.n_atoms);
-        let mut invariants = vec![tape.chain(params, sum, &block.invar_pp)];
+        let sum = tape.scatter(i, pairs.i.clone(), pairs.n_atoms);
+        let mut invariants = vec![chain(tape, params, sum, &block.invar_pp)];
         let mut q = Vec::new();
         for (k, t) in block.tensors.iter().enumerate() {
             // (p_j + d) times part k + 1 of the interactions, summed over neighbours.
             let (ci, cj) = (components(&pairs.i, t.size), components(&pairs.j, t.size));
             let p_pair = match &t.pair {
-                None => tape.gather(tensors[k], &cj),
+                None => tape.gather(tensors[k], cj),
                 Some([wi, wj]) => {
-                    let (a, b) = (tape.dense(params, tensors[k], wi), tape.dense(params, tensors[k], wj));
-                    let (a, b) = (tape.gather(a, &ci), tape.gather(b, &cj));
+                    let (a, b) = (dense(tape, params, tensors[k], wi), dense(tape, params, tensors[k], wj));
+                    let (a, b) = (tape.gather(a, ci.clone()), tape.gather(b, cj));
                     tape.add(a, b)
                 }
             };
             let turned = tape.add(p_pair, directions[k]);
             let part = tape.columns(i, (k + 1) * width, width);
-            let repeat: Rc<[usize]> = (0..pairs.i.len() * t.size).map(|r| r / t.size).collect();
-            let part = tape.gather(part, &repeat);
+            let repeat: Vec<usize> = (0..pairs.i.len() * t.size).map(|r| r / t.size).collect();
+            let part = tape.gather(part, repeat);
             let ix = tape.multiply(turned, part);
-            let sum = tape.sum(ix, &ci, pairs.n_atoms * t.size);
-            let qx = tape.dense(params, sum, &t.pp);
+            let sum = tape.scatter(ix, ci, pairs.n_atoms * t.size);
+            let qx = dense(tape, params, sum, &t.pp);
             invariants.push(norm(tape, t, params, qx, pairs.n_atoms));
             q.push(qx);
         }
         let all = tape.concat(&invariants);
-        let u = tape.chain(params, all, &block.pp);
+        let u = chain(tape, params, all, &block.pp);
         let n = tape.columns(u, 0, width);
         for (k, t) in block.tensors.iter().enumerate() {
             let factor = tape.columns(u, (k + 1) * width, width);
-            let repeat: Rc<[usize]> = (0..pairs.n_atoms * t.size).map(|r| r / t.size).collect();
-            let factor = tape.gather(factor, &repeat);
+            let repeat: Vec<usize> = (0..pairs.n_atoms * t.size).map(|r| r / t.size).collect();
+            let factor = tape.gather(factor, repeat);
             let new = tape.multiply(q[k], factor);
             tensors[k] = residual(tape, &t.res, params, tensors[k], new);
         }
-        let new = tape.chain(params, n, &block.out);
+        let new = chain(tape, params, n, &block.out);
         out = accumulate(tape, out, new);
         p = residual(tape, &block.res, params, p, n);
     }
@@ -177,12 +200,12 @@ fn pinet2(
 }
 
 /// sum over components of q q, or of (q A) (q B).
-fn norm(tape: &mut Tape, t: &crate::model::pinet::Tensor, params: &[f64], q: Id, n_atoms: usize) -> Id {
+fn norm(tape: &mut Tape, t: &Tensor, params: &[f64], q: Id, n_atoms: usize) -> Id {
     let [a, b] = match &t.dot {
         None => [q, q],
-        Some(layers) => [&layers[0], &layers[1]].map(|layer| tape.dense(params, q, layer)),
+        Some(layers) => [&layers[0], &layers[1]].map(|layer| dense(tape, params, q, layer)),
     };
     let square = tape.multiply(a, b);
-    let fold: Rc<[usize]> = (0..n_atoms * t.size).map(|r| r / t.size).collect();
-    tape.sum(square, &fold, n_atoms)
+    let fold: Vec<usize> = (0..n_atoms * t.size).map(|r| r / t.size).collect();
+    tape.scatter(square, fold, n_atoms)
 }
