@@ -55,6 +55,10 @@ pub fn form_on_gpu(model: &Dp) -> Result<Form> {
         )
         .help("use --device cpu"));
     }
+    if model.options.short_range.is_some() {
+        return Err(err!("the GPU does not know a table of pair energies beside the nets (model.use_srtab)")
+            .help("use --device cpu"));
+    }
     match model.options.descriptors.list.len() {
         1 if model.descriptor().form().has_series() => Ok(model.descriptor().form()),
         1 => Err(err!(

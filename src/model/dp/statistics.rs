@@ -469,6 +469,7 @@ impl Summary {
             fparam_inv_std: inverse(&fparam),
             aparam_avg: mean(&aparam),
             aparam_inv_std: inverse(&aparam),
+            pair_table: None, // no statistics make it
         }
     }
 }
