@@ -7,6 +7,7 @@
 //! A model that predicts no energy has no forces either: its first pass is the way forward alone, its second a reverse pass.
 
 pub mod activation;
+pub mod blend;
 pub mod reference;
 pub mod cpu;
 pub mod pinet;
@@ -135,6 +136,22 @@ impl Seeds {
         }
         self.dl_virial.clear();
         self.dl_virial.resize(out.virial.len(), [0.0; 9]);
+    }
+
+    /// The direction of the forces and of the virial in frame `f`, whose atoms begin with number `first_atom`, for a centre, its
+    /// neighbour and the vector between them: `u_j - u_i - dL/dvirial^T d` with `u = -dL/dF`.
+    pub fn direction(
+        &self,
+        f: usize,
+        first_atom: usize,
+        (center, neighbor): (usize, usize),
+        d: [f64; 3],
+    ) -> [f64; 3] {
+        let (dl_force, strain) = (&self.dl_force[3 * first_atom..], &self.dl_virial[f]);
+        [0, 1, 2].map(|k| {
+            let bend = (0..3).map(|a| strain[3 * a + k] * d[a]).sum::<f64>();
+            dl_force[3 * center + k] - dl_force[3 * neighbor + k] - bend
+        })
     }
 }
 

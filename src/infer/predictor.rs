@@ -368,12 +368,8 @@ impl Predictor {
         }
         let engine = if is_on_gpu { &mut self.beside } else { &mut self.engine };
         match engine.as_mut().expect("it was made above") {
-            PrecisionEngine::Float32(engine) => {
-                Ok(some_at_a_time(engine, &self.params, geometries, atom_virial))
-            }
-            PrecisionEngine::Float64(engine) => {
-                Ok(some_at_a_time(engine, &self.params, geometries, atom_virial))
-            }
+            PrecisionEngine::Float32(engine) => some_at_a_time(engine, &self.params, geometries, atom_virial),
+            PrecisionEngine::Float64(engine) => some_at_a_time(engine, &self.params, geometries, atom_virial),
             PrecisionEngine::Cuda(_) | PrecisionEngine::Operations(_) => {
                 bail!("this engine takes batches of frames")
             }
@@ -522,7 +518,7 @@ fn some_at_a_time<T: Real>(
     params: &[f64],
     geometries: &[Geometry],
     atom_virial: bool,
-) -> Evaluation {
+) -> Result<Evaluation> {
     let (models, geometry) = (engine.models().clone(), &geometries[0]);
     let mut all = Evaluation::zeros(geometry.n_atoms(), atom_virial);
     let add = |sum: &mut [f64], part: &[f64]| sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
@@ -531,7 +527,7 @@ fn some_at_a_time<T: Real>(
     let mut part = Prediction::default();
     for first in (0..n_centers).step_by(CENTERS) {
         let centers = first..n_centers.min(first + CENTERS);
-        let frame = CpuFrames::of_centers(&models, geometries, centers.clone());
+        let frame = CpuFrames::of_centers(&models, geometries, centers.clone())?;
         engine.evaluate(&mut part, params, &[&frame]);
         all.energy += part.energy[0];
         all.atom_energy[centers.clone()].copy_from_slice(&part.atom_energy[centers]);
@@ -541,7 +537,7 @@ fn some_at_a_time<T: Real>(
             engine.atom_virial_add(&mut all.atom_virial, &frame);
         }
     }
-    all
+    Ok(all)
 }
 
 fn describe<T: Real>(

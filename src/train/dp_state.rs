@@ -78,6 +78,7 @@ pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<(
         options.fitting.rcond = None;
         options.preset_out_bias = Vec::new(); // the statistics are there
         options.fitting.trainable = Vec::new();
+        options.short_range.iter_mut().for_each(|own| own.file.clear()); // the table is there
         for se in &mut options.descriptors.list {
             se.seed = None;
             se.trainable = true;

@@ -22,6 +22,7 @@ use crate::infer::load::{load_branch, load_checkpoint, load_model};
 use crate::launch::Launch;
 use crate::model::dp::Dp;
 use crate::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
+use crate::model::dp::short_range::PairTable;
 use crate::model::dp::spec::{DpModel, DpStatistics};
 use crate::model::dp::statistics::{Summary, Sums};
 use crate::neighbor::Cut;
@@ -693,7 +694,13 @@ fn fresh_model(
         (None, Some(distance)) => distance,
         (None, None) => sample_distance(team, input, data, &drawn.frames)?,
     };
-    let stats = as_stored(summary.finish(&input.model), &input.model);
+    let mut stats = as_stored(summary.finish(&input.model), &input.model);
+    if let Some(own) = &input.model.short_range {
+        let (n_types, rcut) = (input.model.type_map.len(), input.model.descriptors.rcut());
+        let read =
+            || PairTable::read(Path::new(&own.file), n_types, rcut).map_err(|e| e.at("model.use_srtab"));
+        stats.pair_table = Some(team.from_root(read)?);
+    }
     let model = Dp::new(input.model.clone(), stats);
     let mut params = drawn.params;
     if !options.pytorch_conventions && model.is_energy() {

@@ -71,6 +71,8 @@ pub const ROWS: &[Row] = &[
     Row { name: "se_atten, smooth", make: Direct("se_atten_float32", F64) },
     Row { name: "se_atten, smooth, float32", make: Direct("se_atten_float32", F32) },
     Row { name: "se_atten_v2, pairs left out", make: Direct("se_atten_v2_zero", F64) },
+    Row { name: "a table beside se_atten_v2", make: Direct("srtab_float32", F64) },
+    Row { name: "a table beside se_atten_v2, float32", make: Direct("srtab_float32", F32) },
     Row { name: "hybrid with se_e3", make: Series("hybrid_e3", F64) },
     Row { name: "hybrid", make: Series("hybrid", F64) },
     Row { name: "hybrid, direct", make: Direct("hybrid", F64) },

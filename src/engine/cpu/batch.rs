@@ -135,16 +135,35 @@ pub struct Batch<'a, T> {
 }
 
 impl<T: Real> Batch<'_, T> {
-    /// dL/denergy of every atom, by type.
-    pub fn energy_seeds(&self, out: &mut Vec<Vec<f64>>, seeds: &Seeds) {
+    /// A number for every atom, by type; `of` is given the frame and the atom in it.
+    fn for_atoms(&self, out: &mut Vec<Vec<f64>>, of: impl Fn(usize, usize) -> f64) {
         out.resize(self.model.n_types(), Vec::new());
         out.iter_mut().for_each(Vec::clear);
         for s in &self.layout.segments {
-            for r in s.local..s.local + s.n {
-                let atom = self.layout.first_atom[s.frame] + self.frames.at(s.frame).order[r] as usize;
-                out[s.center].push(seeds.dl_energy[s.frame] + seeds.dl_atom_energy[atom]);
-            }
+            let order = &self.frames.at(s.frame).order[s.local..s.local + s.n];
+            out[s.center].extend(order.iter().map(|&atom| of(s.frame, atom as usize)));
         }
+    }
+
+    /// The derivative of the loss by the energy that the nets give every atom, by type.
+    pub fn energy_seeds(&self, out: &mut Vec<Vec<f64>>, seeds: &Seeds) {
+        let is_blended = self.model.options.short_range.is_some();
+        self.for_atoms(out, |f, atom| {
+            let first = self.layout.first_atom[f];
+            let dl_e = seeds.dl_energy[f] + seeds.dl_atom_energy[first + atom];
+            match is_blended {
+                true => self
+                    .frames
+                    .blend(f)
+                    .seed(atom, dl_e, |pair| seeds.direction(f, first, (atom, pair.j), pair.d)),
+                false => dl_e,
+            }
+        });
+    }
+
+    /// The share of the nets in the energy of every atom, by type.
+    pub fn shares(&self, out: &mut Vec<Vec<f64>>) {
+        self.for_atoms(out, |f, atom| self.frames.blend(f).share(atom));
     }
 
     /// Inputs of the fitting nets beside the descriptor, by type.

@@ -8,6 +8,7 @@ use super::pairs::{Rows, Scale};
 use super::real::Real;
 use crate::Result;
 use crate::data::Frame;
+use crate::engine::blend::Blend;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::{Geometry, list_of};
@@ -20,6 +21,8 @@ use std::sync::Arc;
 /// A prepared frame: one for each of [`Dp::parts`].
 pub struct CpuFrames<T> {
     pub parts: Vec<CpuFrame<T>>,
+    /// The part of a table of pair energies.
+    pub blend: Blend,
 }
 
 /// The frames of a batch as one descriptor sees them.
@@ -43,6 +46,11 @@ impl<'a, T> FramesOfPart<'a, T> {
 
     pub fn n_frames(&self) -> usize {
         self.batch.len()
+    }
+
+    /// What the table of pair energies brings to a frame.
+    pub fn blend(&self, frame: usize) -> &'a Blend {
+        &self.batch[frame].blend
     }
 
     pub fn at(&self, frame: usize) -> &'a CpuFrame<T> {
@@ -102,28 +110,33 @@ impl<T: Real> CpuFrames<T> {
     /// Prepares the centres of a list. What lies between is written where this thread has written it before.
     pub fn of_list(parts: &[Arc<Dp>], frame: &Frame, list: &NeighborList) -> Result<Self> {
         let mut geometry = SPARE.take().unwrap_or_default();
+        let mut blend = Blend::default();
         let mut prepare = |part: &Arc<Dp>| -> Result<CpuFrame<T>> {
             geometry.fill_from(part, frame, list)?;
+            if part.options.short_range.is_some() {
+                blend = Blend::new(part, &geometry, 0..geometry.n_atoms())?;
+            }
             Ok(CpuFrame::new(part, &geometry))
         };
         let prepared = parts.iter().map(&mut prepare).collect::<Result<_>>()?;
         if geometry.bytes() < KEPT_BYTES {
             SPARE.set(Some(geometry));
         }
-        Ok(CpuFrames { parts: prepared })
+        Ok(CpuFrames { parts: prepared, blend })
     }
 
     /// The rows of some atoms, given the geometry for each of [`Dp::parts`]; the others are neighbours.
-    pub fn of_centers(parts: &[Arc<Dp>], geometries: &[Geometry], centers: Range<usize>) -> Self {
+    pub fn of_centers(parts: &[Arc<Dp>], geometries: &[Geometry], centers: Range<usize>) -> Result<Self> {
         let of =
             |(part, geometry): (&Arc<Dp>, &Geometry)| CpuFrame::of_centers(part, geometry, centers.clone());
-        CpuFrames { parts: parts.iter().zip(geometries).map(of).collect() }
+        let blend = Blend::new(&parts[0], &geometries[0], centers.clone())?;
+        Ok(CpuFrames { parts: parts.iter().zip(geometries).map(of).collect(), blend })
     }
 }
 
 impl<T: Real> Prepared for CpuFrames<T> {
     fn bytes(&self) -> usize {
-        self.parts.iter().map(CpuFrame::bytes).sum()
+        self.parts.iter().map(CpuFrame::bytes).sum::<usize>() + self.blend.bytes()
     }
 }
 

@@ -51,6 +51,7 @@ use laps::{Laps, Stage};
 use part::Part;
 use pool::Pool;
 use real::Real;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use vacuum::Vacuum;
@@ -75,6 +76,9 @@ pub struct CpuEngine<T> {
     vacuum: Vacuum,
     /// By type: dL/denergy of the atoms, and inputs of the fitting nets beside the descriptor.
     dl_e: Vec<Vec<f64>>,
+    /// By type, where a table of pair energies has a part: the share of the nets in the energy of each atom. By atom: what the nets said.
+    shares: Vec<Vec<f64>>,
+    net_energies: Vec<f64>,
     extra: Vec<Vec<f64>>,
     weights: Vec<T>,
     /// Where the parameters lie of which `weights` is a copy, while it is one.
@@ -101,6 +105,8 @@ impl<T: Real> CpuEngine<T> {
             fitting,
             vacuum: Vacuum::default(),
             dl_e: Vec::new(),
+            shares: Vec::new(),
+            net_energies: Vec::new(),
             extra: Vec::new(),
             weights: Vec::new(),
             copied: None,
@@ -155,6 +161,14 @@ impl<T: Real> CpuEngine<T> {
         for part in &mut self.parts {
             part.expand(&self.pool, params);
         }
+    }
+}
+
+/// Numbers of atoms by type as lists of the fitting nets: one net for all types has the atoms of one after another.
+fn by_net<'a>(model: &Dp, by_type: &'a [Vec<f64>]) -> Cow<'a, [Vec<f64>]> {
+    match model.fitting.len() == by_type.len() {
+        true => Cow::Borrowed(by_type),
+        false => Cow::Owned(vec![by_type.concat()]),
     }
 }
 
@@ -252,6 +266,11 @@ impl<T: Real> Engine for CpuEngine<T> {
             part.arrange(params, frames(k), self.frozen);
         }
         self.fitting.resize(&self.parts[0].layout.group_sizes);
+        if self.model.options.short_range.is_some() {
+            let (first, ..) = self.parts[0].batch(params, frames(0));
+            first.shares(&mut self.shares);
+            self.fitting.put_shares(&by_net(&self.model, &self.shares));
+        }
         self.laps.lap(Stage::Series);
         for (k, part) in self.parts.iter_mut().enumerate() {
             let (batch, buffers, _) = part.batch(params, frames(k));
@@ -283,6 +302,12 @@ impl<T: Real> Engine for CpuEngine<T> {
         for (k, part) in self.parts.iter_mut().enumerate() {
             let (batch, buffers, _) = part.batch(params, frames(k));
             blocks::forces_add(&self.pool, out, &batch, buffers);
+        }
+        if self.model.options.short_range.is_some() {
+            self.net_energies.clone_from(&out.atom_energy);
+            for (f, frame) in batch.iter().enumerate() {
+                frame.blend.apply(out, &self.model, f, self.parts[0].layout.first_atom[f]);
+            }
         }
         self.laps.lap(Stage::Collect);
     }
@@ -332,6 +357,7 @@ impl<T: Real> CpuEngine<T> {
         for (part, frame) in self.parts.iter().zip(&frame.parts) {
             blocks::atom_virial_add(&self.pool, out, frame, &part.buffers);
         }
+        frame.blend.atom_virial_add(out, &self.model, &self.net_energies);
     }
 
     /// The descriptor of each atom `[n_atoms, width]`, after [`Engine::evaluate`] of this frame alone; zeros for others than the
@@ -358,11 +384,7 @@ impl<T: Real> CpuEngine<T> {
             self.laps.lap(Stage::Tangent);
             let (first, ..) = self.parts[0].batch(params, frames(0));
             first.energy_seeds(&mut self.dl_e, seeds);
-            match self.model.fitting.len() == self.dl_e.len() {
-                true => self.fitting.tangent(&self.pool, weights, &self.dl_e),
-                // One net for all types, whose rows come type after type.
-                false => self.fitting.tangent(&self.pool, weights, &[self.dl_e.concat()]),
-            }
+            self.fitting.tangent(&self.pool, weights, &by_net(&self.model, &self.dl_e));
         } else {
             let (first, buffers, _) = self.parts[0].batch(params, frames(0));
             outputs::put_seeds(&mut self.fitting, &first, buffers, seeds);

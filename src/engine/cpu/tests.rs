@@ -5,11 +5,11 @@ use crate::engine::Piece;
 use crate::engine::blocks::InBlocks;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
-    angles, attention, compare_results, distances, frame, hybrid, model, model_with, options, other_outputs,
-    run, seeds, steep_params, turned_outputs,
+    angles, attention, blended, compare_results, distances, frame, hybrid, model, model_with, options,
+    other_outputs, run, seeds, steep_params, turned_outputs,
 };
 use crate::model::activation::Activation;
-use crate::model::dp::options::{DescriptorOptions, Descriptors, Embedding, FittingOptions};
+use crate::model::dp::options::{DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions};
 use crate::optim::{Adam, AdamOptions};
 
 fn compare<T: Real>(descriptor: impl Into<Descriptors>, mode: EmbeddingMode, threads: usize, tolerance: f64) {
@@ -188,6 +188,35 @@ fn attention_agrees_with_the_reference() {
         compare::<f32>(descriptor.clone(), SERIES, 2, 2e-3);
         let atom_ener = |fitting: &mut FittingOptions| fitting.atom_ener = vec![Some(-3.0), None];
         compare_models::<f64>(model_with(descriptor, atom_ener), SERIES, 2, 1e-10);
+    }
+}
+
+#[test]
+fn a_table_beside_the_nets_agrees_with_the_reference() {
+    for model in blended() {
+        compare_models::<f64>(model.clone(), SERIES, 2, 1e-10);
+        compare_models::<f32>(model.clone(), SERIES, 2, 2e-3);
+        let (params, frames) = (model.random_params(9), [frame(23, 1), frame(17, 8)]);
+        let want = run(&mut ReferenceEngine::new(model.clone()), &params, &frames);
+        for n in [2, 5] {
+            let mut engine = InBlocks::new(n, || CpuEngine::<f64>::new(model.clone(), 1, SERIES)).unwrap();
+            compare_results(&run(&mut engine, &params, &frames), &want, 1e-10, |_, _| {});
+        }
+        let of = |threads| {
+            run(&mut CpuEngine::<f64>::new(model.clone(), threads, SERIES).unwrap(), &params, &frames)
+        };
+        assert!(of(1) == of(3), "the same bits");
+        let plain = CpuEngine::<f64>::new(
+            Arc::new(Dp {
+                options: ModelOptions { short_range: None, ..model.options.clone() },
+                ..Dp::clone(&model)
+            }),
+            1,
+            SERIES,
+        );
+        let energies = run(&mut plain.unwrap(), &params, &frames).0.atom_energy;
+        let moved = energies.iter().zip(&want.0.atom_energy).filter(|(a, b)| (*a - *b).abs() > 1e-3).count();
+        assert!((5..energies.len()).contains(&moved), "{moved} atoms feel the table");
     }
 }
 

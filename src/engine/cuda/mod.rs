@@ -54,8 +54,8 @@ pub enum OnGpu {
 
 /// The engine that trains this model; an error where none does.
 pub fn engine_on_gpu(model: &Dp) -> Result<OnGpu> {
-    if !model.is_energy() {
-        return form_on_gpu(model).map(OnGpu::Fused);
+    if !model.is_energy() || model.options.short_range.is_some() {
+        return form_on_gpu(model).map(OnGpu::Fused); // neither has these
     }
     Ok(form_on_gpu(model).map_or(OnGpu::Operations, OnGpu::Fused))
 }
@@ -68,6 +68,10 @@ pub fn form_on_gpu(model: &Dp) -> Result<Form> {
             model.options.fitting.type_name()
         )
         .help("use --device cpu"));
+    }
+    if model.options.short_range.is_some() {
+        return Err(err!("the GPU does not know a table of pair energies beside the nets (model.use_srtab)")
+            .help("use --device cpu"));
     }
     if !model.options.atom_exclude_types.is_empty() {
         return Err(err!(

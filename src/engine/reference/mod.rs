@@ -13,6 +13,7 @@ mod pairs;
 pub(crate) mod tape;
 mod turned;
 
+use super::blend::Blend;
 use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
 use crate::Result;
 use crate::model::dp::Dp;
@@ -31,11 +32,18 @@ pub struct ReferenceEngine {
 }
 
 /// The neighbours of a frame as each descriptor sees them.
-pub struct Geometries(Vec<Geometry>);
+pub struct Geometries(Vec<Geometry>, Blend);
+
+impl Geometries {
+    fn new(parts: &[Arc<Dp>], geometries: Vec<Geometry>) -> Result<Self> {
+        let blend = Blend::new(&parts[0], &geometries[0], 0..geometries[0].n_atoms())?;
+        Ok(Geometries(geometries, blend))
+    }
+}
 
 impl Prepared for Geometries {
     fn bytes(&self) -> usize {
-        self.0.iter().map(Prepared::bytes).sum()
+        self.0.iter().map(Prepared::bytes).sum::<usize>() + self.1.bytes()
     }
 }
 
@@ -116,7 +124,8 @@ impl Engine for ReferenceEngine {
     fn preparer(&self) -> Preparer<Geometries> {
         let parts = self.parts.clone();
         Arc::new(move |frame| {
-            parts.iter().map(|part| Geometry::new(part, frame)).collect::<Result<_>>().map(Geometries)
+            let of_part = |part: &Arc<Dp>| Geometry::new(part, frame);
+            Geometries::new(&parts, parts.iter().map(of_part).collect::<Result<_>>()?)
         })
     }
 
@@ -129,7 +138,7 @@ impl Engine for ReferenceEngine {
                     geometry.fill_from(part, frame, list).map(|()| geometry)
                 };
                 let geometries = parts.iter().map(of_part).collect::<Result<_>>()?;
-                Ok(Block::of(list, Geometries(geometries)))
+                Ok(Block::of(list, Geometries::new(&parts, geometries)?))
             };
             lists_of(&parts[0], frame, cut)?.iter().map(of_list).collect()
         })
@@ -150,7 +159,9 @@ impl Engine for ReferenceEngine {
                     out.atom_energy.push(0.0);
                     continue;
                 };
-                let pass = atom::first_pass(&self.parts, params, &view);
+                let mut pass = atom::first_pass(&self.parts, params, &view);
+                let share = geometry.1.share(i);
+                pass.de_row.iter_mut().flatten().flatten().for_each(|de| *de *= share);
                 let e = pass.energy + self.model.stats.bias[view.center];
                 out.atom_energy.push(e);
                 energy += e;
@@ -160,9 +171,11 @@ impl Engine for ReferenceEngine {
                     Self::scatter(&mut force, &mut virial, place, (i, view.center), entries, de_row);
                 }
             }
+            let first_atom = out.atom_energy.len() - n;
             out.energy.push(energy);
             out.force.extend(force);
             out.virial.push(virial);
+            geometry.1.apply(out, &self.model, out.energy.len() - 1, first_atom);
         }
     }
 
@@ -173,18 +186,14 @@ impl Engine for ReferenceEngine {
         }
         let mut first_atom = 0;
         for (f, geometry) in batch.iter().enumerate() {
-            // The direction in which forces are wanted: u = -dL/dF.
-            let u = |i: usize, k: usize| -seeds.dl_force[3 * (first_atom + i) + k];
-            let dl_virial = &seeds.dl_virial[f];
             let n = geometry.0[0].n_atoms();
             for i in 0..n {
                 let Some(view) = self.neighborhood(geometry, i) else { continue };
+                let d_dot = |j: usize, d: &[f64; 3]| seeds.direction(f, first_atom, (i, j), *d);
                 let row_dot = |model: &Dp, geometry: &Geometry, entry: &Entry| {
                     let Some(pair) = entry.pair else { return [0.0; 5] };
                     let (d, j) = (geometry.d[pair], geometry.j[pair] as usize);
-                    let strain = |k: usize| -(0..3).map(|a| dl_virial[3 * a + k] * d[a]).sum::<f64>();
-                    let d_dot = [0, 1, 2].map(|k| u(j, k) - u(i, k) + strain(k));
-                    env::tangent(model.descriptor(), &d, &d_dot, &model.stats.dstd[view.center])
+                    env::tangent(model.descriptor(), &d, &d_dot(j, &d), &model.stats.dstd[view.center])
                 };
                 let row_dot: Vec<Vec<Row>> = (0..self.parts.len())
                     .map(|k| {
@@ -193,7 +202,9 @@ impl Engine for ReferenceEngine {
                     })
                     .collect();
                 let dl_e = seeds.dl_energy[f] + seeds.dl_atom_energy[first_atom + i];
-                atom::second_pass(grad, &self.parts, params, &view, &row_dot, (&[dl_e], &[1.0]));
+                let dl_e = geometry.1.seed(i, dl_e, |pair| d_dot(pair.j, &pair.d));
+                let share = geometry.1.share(i);
+                atom::second_pass(grad, &self.parts, params, &view, &row_dot, (&[dl_e], &[share]));
             }
             first_atom += n;
         }
@@ -209,6 +220,7 @@ pub(crate) mod tests {
     use crate::model::dp::descriptor::{SeAtten, SeE2R, SeE3};
     use crate::model::dp::fitting::{Dipole, Dos, Polar, Property};
     use crate::model::dp::options::*;
+    use crate::model::dp::short_range::{PairTable, ShortRange};
     use crate::model::dp::spec::DpStatistics;
 
     /// A small descriptor with every feature that changes a formula.
@@ -352,6 +364,7 @@ pub(crate) mod tests {
             pair_exclude_types: vec![],
             atom_exclude_types: vec![],
             preset_out_bias: vec![],
+            short_range: None,
             data_stat_nbatch: 1,
             data_stat_protect: 0.01,
             script: serde_json::Value::Null,
@@ -368,8 +381,27 @@ pub(crate) mod tests {
             fparam_inv_std: vec![1.3],
             aparam_avg: vec![-0.2],
             aparam_inv_std: vec![0.8],
+            pair_table: None,
         };
         Arc::new(Dp::new(options, stats))
+    }
+
+    /// Models with a table of pair energies, with and without the bias in it.
+    pub(crate) fn blended() -> Vec<Arc<Dp>> {
+        let row = |k: usize| {
+            let r = 0.01 + 0.02 * k as f64;
+            [r, 2.0 * (-r).exp() / r, (-1.5 * r).exp() / r, 3.0 * (-0.5 * r).exp()]
+        };
+        let table = PairTable::new(4, (0..180).flat_map(row).collect(), None, 4.0).unwrap();
+        let with = |(descriptor, add_bias): (DescriptorOptions, bool)| {
+            let mut model = Dp::clone(&model(descriptor));
+            let (smin_alpha, sw_rmin, sw_rmax) = (0.3, 0.5, 2.2);
+            model.options.short_range =
+                Some(ShortRange { file: "table.txt".into(), smin_alpha, sw_rmin, sw_rmax, add_bias });
+            model.stats.pair_table = Some(table.clone());
+            Arc::new(model)
+        };
+        attention().into_iter().step_by(2).zip([true, false]).map(with).collect()
     }
 
     /// A crowded periodic frame: more neighbours than slots for some atoms, fewer for others, one virtual atom.
@@ -455,11 +487,10 @@ pub(crate) mod tests {
 
     #[test]
     fn force_is_minus_the_gradient_of_the_energy() {
-        forms().into_iter().for_each(check_force);
+        forms().into_iter().map(model).chain(blended()).for_each(check_force);
     }
 
-    fn check_force(descriptor: Descriptors) {
-        let model = model(descriptor);
+    fn check_force(model: Arc<Dp>) {
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);
         let f = frame(11, 1);
@@ -477,11 +508,10 @@ pub(crate) mod tests {
 
     #[test]
     fn virial_is_minus_the_strain_derivative_of_the_energy() {
-        forms().into_iter().for_each(check_virial);
+        forms().into_iter().map(model).chain(blended()).for_each(check_virial);
     }
 
-    fn check_virial(descriptor: Descriptors) {
-        let model = model(descriptor);
+    fn check_virial(model: Arc<Dp>) {
         let params = model.random_params(5);
         let mut engine = ReferenceEngine::new(model);
         let f = frame(11, 1);
@@ -509,9 +539,7 @@ pub(crate) mod tests {
 
     #[test]
     fn gradient_of_a_loss_agrees_with_central_differences() {
-        for descriptor in forms() {
-            check_gradient(model(descriptor));
-        }
+        forms().into_iter().map(model).chain(blended()).for_each(check_gradient);
         let descriptors: [Descriptors; 3] = [options().into(), distances().into(), hybrid()];
         for descriptor in descriptors {
             for kind in other_outputs() {

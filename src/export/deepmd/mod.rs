@@ -12,10 +12,13 @@
 //!   part; biases always in float64.
 //! - Where `atom_ener` gives an energy for a type, the fitting net's value at a zero descriptor is taken off, so
 //!   that an isolated atom has just that energy.
+//! - A table of pair energies beside the network makes a model `zbl`: `models` has the network, then the table. The bias is that of
+//!   the whole, or where the table goes without it, that of the network.
 //! - `trainable` of the descriptor and of the fitting net may be lost on the way; each layer keeps its own flag.
 
 mod attention;
 mod read;
+mod short_range;
 mod write;
 
 #[cfg(test)]
@@ -29,6 +32,7 @@ mod version {
     /// Of a list of descriptors.
     pub const HYBRID: i64 = 1;
     pub const MODEL: i64 = 2;
+    pub const PAIR_TABLE: i64 = 1;
     pub const DESCRIPTOR: i64 = 2;
     pub const DESCRIPTOR_NEWEST: i64 = 3;
     pub const COLLECTION: i64 = 1;

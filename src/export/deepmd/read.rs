@@ -1,6 +1,6 @@
 //! From the tree to a model.
 
-use super::{attention, version};
+use super::{attention, short_range, version};
 use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
@@ -22,7 +22,9 @@ const DATA_STAT_PROTECT: f64 = 1e-2;
 /// The model of a tree. Whatever would change a prediction and is not supported is an error.
 pub fn from_tree(tree: &Node) -> Result<DpModel> {
     let root = Place::root(tree);
-    let model = root.get("model")?;
+    let whole = root.get("model")?;
+    let blended = short_range::parts(&whole)?;
+    let model = blended.as_ref().map_or(&whole, |parts| &parts.net).clone();
     check_version(&model, version::MODEL)?;
     check_type(&model, "model", "standard")?;
     let descriptor = model.get("descriptor")?;
@@ -59,8 +61,17 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
     if let Some(found) = found.filter(|found| found.bool().is_ok_and(|found| found != is_mixed)) {
         return Err(unsupported(&found, &format!("mixed_types: {} with such a descriptor", !is_mixed)));
     }
+    let blended =
+        blended.map(|parts| parts.read(&whole, &script, n_types, descriptors.rcut())).transpose()?;
+    let biased = match &blended {
+        Some(blended) if blended.options.add_bias => &whole,
+        _ => &model,
+    };
+    let mut stats = read_statistics(biased, &parts, &fitting, (&fitting_options, net_width))?;
+    let (short_range, pair_table) = blended.map(|blended| (blended.options, blended.table)).unzip();
+    stats.pair_table = pair_table;
     Ok(DpModel {
-        stats: read_statistics(&model, &parts, &fitting, (&fitting_options, net_width))?,
+        stats,
         descriptor_nets,
         tables: read_all_tables(&parts, n_types)?,
         fitting_nets: read_nets(
@@ -75,9 +86,10 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
             type_map,
             descriptors,
             fitting: fitting_options,
-            pair_exclude_types: read_pairs(&model, "pair_exclude_types", n_types)?,
-            atom_exclude_types: read_excluded_atoms(&model, &fitting, n_types)?,
-            preset_out_bias: read_preset(&model, &output)?,
+            pair_exclude_types: read_pairs(&whole, "pair_exclude_types", n_types)?,
+            atom_exclude_types: read_excluded_atoms(&whole, &fitting, n_types, short_range.is_some())?,
+            preset_out_bias: read_preset(&whole, &output)?,
+            short_range,
             data_stat_nbatch: script["data_stat_nbatch"].as_u64().map_or(DATA_STAT_NBATCH, |n| n as usize),
             data_stat_protect: script["data_stat_protect"].as_f64().unwrap_or(DATA_STAT_PROTECT),
             script,
@@ -276,8 +288,8 @@ fn read_fitting_trainable(place: &Place, n_layers: usize) -> Result<Vec<bool>> {
     Ok(if flags.len() == n_layers { flags } else { vec![true; n_layers] })
 }
 
-/// The model's list, which the fitting net has too.
-fn read_excluded_atoms(model: &Place, fitting: &Place, n_types: usize) -> Result<Vec<usize>> {
+/// The model's list, which the fitting net has too; not so where the network is a part of the model.
+fn read_excluded_atoms(model: &Place, fitting: &Place, n_types: usize, is_part: bool) -> Result<Vec<usize>> {
     let read = |place: &Place, key: &str| {
         let Some(list) = place.find(key)? else { return Ok(Vec::new()) };
         list.list(|item| match item.usize()? {
@@ -286,7 +298,7 @@ fn read_excluded_atoms(model: &Place, fitting: &Place, n_types: usize) -> Result
         })
     };
     let (own, of_fitting) = (read(model, "atom_exclude_types")?, read(fitting, "exclude_types")?);
-    if own != of_fitting {
+    if of_fitting != if is_part { &[][..] } else { &own } {
         return Err(unsupported(fitting, "a fitting net that excludes other types than the model"));
     }
     Ok(own)
@@ -380,6 +392,7 @@ fn read_statistics(
         fparam_inv_std: wanted("fparam_inv_std", options.numb_fparam)?,
         aparam_avg: wanted("aparam_avg", options.numb_aparam)?,
         aparam_inv_std: wanted("aparam_inv_std", options.numb_aparam)?,
+        pair_table: None, // it is no part of these
     })
 }
 
@@ -550,7 +563,7 @@ pub(super) fn check_version(place: &Place, newest: i64) -> Result<()> {
     }
 }
 
-fn check_type(place: &Place, what: &str, wanted: &str) -> Result<()> {
+pub(super) fn check_type(place: &Place, what: &str, wanted: &str) -> Result<()> {
     let found = place.get("type")?;
     match found.str()? {
         name if name == wanted => Ok(()),
@@ -569,7 +582,7 @@ fn check_type_map(place: &Place, wanted: &[String]) -> Result<()> {
 }
 
 /// Options that would change predictions must be off: null, false, 0 or empty.
-fn check_absent(place: &Place, key: &str) -> Result<()> {
+pub(super) fn check_absent(place: &Place, key: &str) -> Result<()> {
     let Some(found) = place.find(key)? else { return Ok(()) };
     match found.node {
         Node::Bool(false) | Node::Int(0) => Ok(()),
@@ -578,6 +591,6 @@ fn check_absent(place: &Place, key: &str) -> Result<()> {
     }
 }
 
-fn unsupported(place: &Place, what: &str) -> crate::error::Error {
+pub(super) fn unsupported(place: &Place, what: &str) -> crate::error::Error {
     err!("{place}: {what} is not supported yet").help("the model would predict something else without it")
 }

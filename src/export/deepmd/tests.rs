@@ -64,8 +64,10 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
         fparam_inv_std: vec![2.0, 4.0],
         aparam_avg: vec![0.125],
         aparam_inv_std: vec![8.0],
+        pair_table: None,
     };
     let options = ModelOptions {
+        short_range: None,
         type_map: vec!["O".into(), "N".into()],
         descriptors: Descriptors::from(DescriptorOptions {
             kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 2 }),

@@ -1,6 +1,6 @@
 //! From a model to the tree.
 
-use super::{attention, version};
+use super::{attention, short_range, version};
 use crate::export::tree::{Array, ArrayData, Map, Node, VARIABLES};
 use crate::model::dp::descriptor::Nets;
 use crate::model::dp::options::{DescriptorOptions, FittingKind, FittingOptions, ModelOptions, Precision};
@@ -32,20 +32,39 @@ pub fn stamp(tree: &mut Node, time: jiff::Timestamp) {
 }
 
 fn model_tree(model: &DpModel) -> Map {
-    let n_types = model.n_types();
-    let output = model.options.fitting.output();
-    let per_type = |values: &[f64]| numbers(Precision::Float64, vec![1, n_types, output.width], values);
-    let variables = Map::new()
-        .with("out_bias", per_type(&model.stats.bias))
-        .with("out_std", per_type(&model.stats.out_std));
+    match &model.options.short_range {
+        None => standard_tree(model, base_tree(model, &model.stats.bias, true)),
+        Some(options) => {
+            let nothing = vec![0.0; model.n_types()];
+            let (of_both, of_net) = match options.add_bias {
+                true => (&model.stats.bias, &nothing),
+                false => (&nothing, &model.stats.bias),
+            };
+            let net = standard_tree(model, base_tree(model, of_net, false));
+            short_range::write(base_tree(model, of_both, true), net, model, options)
+        }
+    }
+}
+
+/// What every model has. Exclusions are those of the whole.
+fn base_tree(model: &DpModel, bias: &[f64], is_whole: bool) -> Map {
+    let (options, width) = (&model.options, model.options.fitting.output().width);
+    let per_type = |values: &[f64]| numbers(Precision::Float64, vec![1, model.n_types(), width], values);
+    let variables =
+        Map::new().with("out_bias", per_type(bias)).with("out_std", per_type(&model.stats.out_std));
+    let whole = |node: Node| if is_whole { node } else { Node::List(Vec::new()) };
     Map::new()
-        .with("type_map", model.options.type_map.clone())
-        .with("atom_exclude_types", model.options.atom_exclude_types.clone())
-        .with("pair_exclude_types", pairs_tree(&model.options.pair_exclude_types))
-        .with("rcond", model.options.fitting.rcond)
-        .with("preset_out_bias", preset_tree(&output.name, &model.options.preset_out_bias))
+        .with("type_map", options.type_map.clone())
+        .with("atom_exclude_types", whole(options.atom_exclude_types.clone().into()))
+        .with("pair_exclude_types", whole(pairs_tree(&options.pair_exclude_types)))
+        .with("rcond", options.fitting.rcond)
+        .with("preset_out_bias", preset_tree(&options.fitting.output().name, &options.preset_out_bias))
         .with(VARIABLES, variables)
-        .with("@class", "Model")
+}
+
+/// A descriptor and a fitting net.
+fn standard_tree(model: &DpModel, base: Map) -> Map {
+    base.with("@class", "Model")
         .with("@version", version::MODEL)
         .with("type", "standard")
         .with("descriptor", descriptors_tree(model))
@@ -232,7 +251,7 @@ fn fitting_tree(model: &DpModel) -> Map {
         .with("mixed_types", model.options.descriptors.is_mixed())
         .with("nets", fitting_nets_tree(model))
         .with("rcond", options.rcond)
-        .with("exclude_types", model.options.atom_exclude_types.clone())
+        .with("exclude_types", fitting_excludes(model))
         .with(VARIABLES, variables)
         .with("type_map", model.options.type_map.clone())
         .with("tot_ener_zero", false)
@@ -249,6 +268,14 @@ fn fitting_tree(model: &DpModel) -> Map {
             .with("embedding_width", model.options.descriptors.list[0].neuron.last().copied().unwrap_or(0));
     }
     tree
+}
+
+/// Those of the model, unless it is a part of a whole that leaves them out.
+fn fitting_excludes(model: &DpModel) -> Vec<usize> {
+    match model.options.short_range {
+        None => model.options.atom_exclude_types.clone(),
+        Some(_) => Vec::new(),
+    }
 }
 
 fn fitting_nets_tree(model: &DpModel) -> Map {
@@ -387,7 +414,7 @@ fn script_from_options(options: &ModelOptions, fitting: &FittingOptions) -> serd
     for (key, value) in (fitting.kind.entry().section)(fitting) {
         fitting_net[key] = value;
     }
-    json!({
+    let mut section = json!({
         "type_map": options.type_map,
         "descriptor": descriptor,
         "fitting_net": fitting_net,
@@ -395,5 +422,17 @@ fn script_from_options(options: &ModelOptions, fitting: &FittingOptions) -> serd
         "atom_exclude_types": options.atom_exclude_types,
         "data_stat_nbatch": options.data_stat_nbatch,
         "data_stat_protect": options.data_stat_protect,
-    })
+    });
+    if let Some(own) = &options.short_range {
+        for (key, value) in [
+            ("use_srtab", json!(own.file)),
+            ("smin_alpha", json!(own.smin_alpha)),
+            ("sw_rmin", json!(own.sw_rmin)),
+            ("sw_rmax", json!(own.sw_rmax)),
+            ("srtab_add_bias", json!(own.add_bias)),
+        ] {
+            section[key] = value;
+        }
+    }
+    section
 }

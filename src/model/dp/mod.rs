@@ -4,6 +4,7 @@ mod keys; // kinds of keys that several sections share
 pub mod descriptor;
 pub mod fitting;
 pub mod options;
+pub mod short_range; // a table of pair energies beside the network
 pub mod spec;
 pub mod table; // what compression puts in place of embedding nets
 pub mod model;

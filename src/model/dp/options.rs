@@ -6,6 +6,7 @@ pub use super::descriptor::{DescriptorKind, DescriptorOptions, Descriptors, Embe
 use super::fitting::FITTING;
 pub use super::fitting::{Applied, FittingKind, FittingOptions, Made, Output};
 pub use super::keys::parse_activation;
+use super::short_range::ShortRange;
 use crate::config::Section;
 use crate::config::check::count;
 use crate::config::table::{Key, Kind, Table, Variant, Variants};
@@ -33,6 +34,8 @@ pub struct ModelOptions {
     pub atom_exclude_types: Vec<usize>,
     /// The bias of each type, a number for each output, where it is given; empty where none is.
     pub preset_out_bias: Vec<Option<Vec<f64>>>,
+    /// A table of pair energies that takes over at short range.
+    pub short_range: Option<ShortRange>,
     /// Batches of each system that the statistics look at.
     pub data_stat_nbatch: usize,
     /// Smallest standard deviation that the statistics may give.
@@ -56,13 +59,22 @@ pub static MODEL: Table = Table {
             .default("10")
             .ignored("")
             .doc("Samples of each system that a change of the energy bias looks at."),
-        Key::new("use_srtab", Kind::Text)
+        Key::new("use_srtab", Kind::Text).optional().doc(
+            "File with a table of pair energies (eV) that takes over at short range: the distance (A), then a column for each pair \
+             of types, 0-0, 0-1, ..., 1-1, ....",
+        ),
+        Key::new("smin_alpha", Kind::POSITIVE)
             .optional()
-            .not_yet("")
-            .doc("File with a table of short-range pair energies."),
-        Key::new("smin_alpha", Kind::NUMBER).optional().ignored("").doc("Only used together with use_srtab."),
-        Key::new("sw_rmin", Kind::NUMBER).optional().ignored("").doc("Only used together with use_srtab."),
-        Key::new("sw_rmax", Kind::NUMBER).optional().ignored("").doc("Only used together with use_srtab."),
+            .unit("A")
+            .doc("With use_srtab: decay of the weights that soften the distance to the nearest neighbour; 0.1 where not given."),
+        Key::new("sw_rmin", Kind::NUMBER)
+            .optional()
+            .unit("A")
+            .doc("With use_srtab: softened distance up to which the table alone counts."),
+        Key::new("sw_rmax", Kind::NUMBER)
+            .optional()
+            .unit("A")
+            .doc("With use_srtab: softened distance from which on the network alone counts."),
         Key::new("pair_exclude_types", Kind::List(&Kind::List(&Kind::COUNT)))
             .default("[]")
             .doc("Pairs of type indices that are not neighbours of each other, such as [[0, 1]]: their slots stay empty."),
@@ -75,8 +87,7 @@ pub static MODEL: Table = Table {
         ),
         Key::new("srtab_add_bias", Kind::Bool)
             .default("true")
-            .ignored("")
-            .doc("Only used together with use_srtab."),
+            .doc("With use_srtab: whether the bias of a type is added to the energy of the table too."),
         Key::new("type_embedding", Kind::Any)
             .optional()
             .not_yet("")
@@ -208,8 +219,10 @@ impl ModelOptions {
                 descriptor.shift_remove("embedding"); // DeePMD-kit would refuse it
             }
         }
+        let short_range = ShortRange::resolve(section, &descriptors, &fitting)?;
         Ok(ModelOptions {
             type_map,
+            short_range,
             descriptors,
             pair_exclude_types: resolve_type_pairs(section, "pair_exclude_types", n_types)?,
             atom_exclude_types: atoms.collect::<Result<_>>()?,

@@ -2,6 +2,7 @@
 
 use crate::model::activation::Activation;
 use crate::model::dp::options::{DescriptorOptions, ModelOptions, Sel};
+use crate::model::dp::short_range::PairTable;
 use crate::model::dp::table::EmbeddingTable;
 use crate::{Result, bail};
 
@@ -42,12 +43,23 @@ pub struct DpStatistics {
     pub aparam_avg: Vec<f64>,
     /// One over the standard deviation of each atom parameter. [numb_aparam]
     pub aparam_inv_std: Vec<f64>,
+    /// The pair energies at short range, where the model has them ([`ModelOptions::short_range`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pair_table: Option<PairTable>,
 }
 
 impl DpStatistics {
     /// Refuses what does not fit the model: another number of types or parameters, or no numbers.
     pub fn check(&self, options: &ModelOptions) -> Result<()> {
         let (n_types, fit) = (options.type_map.len(), &options.fitting);
+        let n_tabulated = self.pair_table.as_ref().map(|table| table.n_types());
+        if n_tabulated != options.short_range.as_ref().map(|_| n_types) {
+            bail!(
+                "the statistics do not fit the model: a table of pair energies (use_srtab) of {n_tabulated:?} types for {n_types} types, \
+                 and the options say {:?}",
+                options.short_range
+            );
+        }
         let n_rows = options.descriptors.list.len() * n_types;
         let n_outputs = n_types * fit.output().width;
         let lengths = [

@@ -157,7 +157,9 @@ impl Sums {
             let Ok(center) = usize::try_from(frame.types[i]) else { continue };
             radial_sums[center].count += n_slots;
             angular_sums[center].count += 3.0 * n_slots;
-            for t in (0..n_types).filter(|&t| !se.excludes(center, t) && !options.hides(center, t)) {
+            // Beside a table of pair energies the network's own statistics know of no hidden pairs, as in DeePMD-kit.
+            let hides = |t| options.short_range.is_none() && options.hides(center, t);
+            for t in (0..n_types).filter(|&t| !se.excludes(center, t) && !hides(t)) {
                 for n in list.of(i, t) {
                     let [s, _, q, _] = radial(se, n.r);
                     radial_sums[center].merge(&Moments { count: 0.0, sum: s, squares: s * s });
@@ -484,6 +486,7 @@ impl Summary {
             fparam_inv_std: inverse(&fparam),
             aparam_avg: mean(&aparam),
             aparam_inv_std: inverse(&aparam),
+            pair_table: None, // no statistics make it
         }
     }
 }

@@ -50,6 +50,8 @@ ANGLES = dict(type="se_e3", axis_neuron=None, type_one_side=None)
 # Slots for all types together; small nets.
 ATTENTION = dict(type="se_atten", sel=30, attn=4, tebd_dim=3)
 PLAIN = dict(type="se_atten_v2", sel=30, attn=4, attn_layer=0, tebd_dim=4)
+# DeePMD-kit's PyTorch takes 0.1 for smin_alpha whatever the input says.
+TABLE = dict(use_srtab="table.txt", smin_alpha=0.1, sw_rmin=1.3, sw_rmax=2.1)
 
 
 def both(**keys):
@@ -163,6 +165,18 @@ CASES = {
     "preset_bias": dict(model=dict(preset_out_bias=dict(energy=[None, -2.5]))),
     "default_fparam": dict(systems=["open"], loss=dict(start_pref_v=0, limit_pref_v=0), fitting=dict(numb_fparam=2, default_fparam=[0.5, -1.0])),
     "aparam_as_mask": dict(fitting=dict(numb_aparam=1, use_aparam_as_mask=True)),
+    # A table of pair energies at short range: one that goes on as zeros, and one that goes on as a curve.
+    "srtab": dict(descriptor=dict(type_one_side=False, **ATTENTION), model=TABLE),
+    "srtab_plain": dict(
+        descriptor=dict(set_davg_zero=True, **PLAIN), fitting=dict(numb_fparam=2, numb_aparam=1), loss=ATOMS,
+        model=dict(TABLE, use_srtab="table_cut.txt", sw_rmin=0.7, sw_rmax=2.3, pair_exclude_types=[[0, 1]]),
+    ),
+    "srtab_mixed": dict(
+        descriptor=dict(ATTENTION, sel=9), model=dict(TABLE, atom_exclude_types=[1]), systems=["mixed"], training=dict(gradient_max_norm=0.5),
+    ),
+    "srtab_float32": dict(
+        descriptor=dict(precision="float32", set_davg_zero=True, **PLAIN), fitting=dict(precision="float32"), model=TABLE,
+    ),
     # DeePMD-kit rounds to bfloat16, float16 and float32 inside these two; here their arithmetic is float64 throughout.
     "hybrid_muon": dict(optimizer=dict(type="HybridMuon")),
     "hybrid_muon_plain": dict(
@@ -314,6 +328,15 @@ def make_data():
             open(f"{HERE}/data/{name}/nopbc", "w").close()
 
 
+def make_tables():
+    """Pair energies of O-O, O-H and H-H that repel: up to zero, and cut off before."""
+    r = 0.02 * np.arange(1, 161)
+    energy = np.stack([a / r * np.exp(-r / b) for a, b in [(30, 0.8), (10, 0.5), (4, 0.9)]], 1)
+    smooth = np.where(r < 3.19, 1 - (r / 3.2) ** 4, 0)[:, None]
+    np.savetxt(f"{HERE}/data/table.txt", np.hstack([r[:, None], energy * smooth]), fmt="%.10g")
+    np.savetxt(f"{HERE}/data/table_cut.txt", np.hstack([r[:, None], energy])[:120], fmt="%.10g")
+
+
 def make_outputs(name, n_frames, n_atoms):
     """Labels that are no energies."""
     rng = np.random.default_rng([13, len(name)])
@@ -437,7 +460,9 @@ def record(trainer, folder, config, steepness):
         loss.backward()
         if step == 0:
             grads = {k: p.grad for k, p in trainer.wrapper.named_parameters() if p.grad is not None}
-            np.savez_compressed(f"{folder}/grad0.npz", **{k: g.detach().double().numpy() for k, g in grads.items()})
+            # A network beside a table is the first of two models.
+            grads = {k.replace("atomic_model.models.0.", "atomic_model."): g.detach().double().numpy() for k, g in grads.items()}
+            np.savez_compressed(f"{folder}/grad0.npz", **grads)
         trace.append(dict(
             step=step,
             system=config["training"]["training_data"]["systems"][int(np.asarray(chosen["sid"]).reshape(-1)[0])],
@@ -498,6 +523,7 @@ def run():
     names = sys.argv[1:] or list(CASES)
     if not sys.argv[1:]:
         make_data()
+        make_tables()
     import deepmd.pt.entrypoints.main  # noqa: F401  (once, before the forks)
 
     failed = []

@@ -73,6 +73,8 @@ struct Group<T> {
     output_t: Field<T>,
     /// dL/denergy of each atom.
     dl_e: Vec<T>,
+    /// What dE/denergy of each atom is; empty where it is 1.
+    shares: Vec<T>,
     /// dE/dx and dL/dx of the first layer `[n, width]`.
     de_x: Field<T>,
     dl_x: Field<T>,
@@ -125,6 +127,14 @@ impl<T: Real> Fitting<T> {
             group.dl_x.resize(n * self.fold.width(shape.n_in));
         }
         self.schedule = Schedule::new::<T>(&self.nets, self.fold, n, !self.is_energy);
+    }
+
+    /// Before [`Fitting::forward`]: what part of the energy of each atom goes on into forces and the loss, by net.
+    pub fn put_shares(&mut self, shares: &[Vec<f64>]) {
+        for (group, shares) in self.groups.iter_mut().zip(shares) {
+            group.shares.clear();
+            group.shares.extend(shares.iter().map(|&x| T::from_f64(x)));
+        }
     }
 
     /// The inputs of group `c`, `[n, width]`, to be filled in.
@@ -251,6 +261,10 @@ impl<T: Real> Fitting<T> {
             let w = &params[net.layers[l + 1].w_range()][col..col + cols];
             let de_z = layer.dz.at(n * n_out + start);
             rows::energy_seeds(extent, layer.jets(start), layer.de_y.at(start), de_z, w, &columns.scale);
+            if let Some(shares) = state.shares.get(row..row + rows) {
+                rows::times_shares(extent, layer.de_y.at(start), shares);
+                rows::times_shares(extent, de_z, shares);
+            }
             // SAFETY: as above.
             unsafe { transpose_into(layer.dz_t.at(col * n + row), n, de_z, n_out, rows, cols) };
         }
@@ -262,6 +276,9 @@ impl<T: Real> Fitting<T> {
             for (group, net) in self.groups.iter_mut().zip(&self.nets) {
                 let w = &params[net.layers[0].w_range()];
                 group.de_x.all().chunks_exact_mut(w.len()).for_each(|row| row.copy_from_slice(w));
+                for (row, &share) in group.de_x.all().chunks_exact_mut(w.len()).zip(&group.shares) {
+                    row.iter_mut().for_each(|x| *x = *x * share);
+                }
             }
         }
         let this = &*self;
@@ -543,9 +560,13 @@ impl<T: Real> Fitting<T> {
         scratch(n_in, |dw: &mut [T]| {
             dw.fill(T::ZERO);
             for (r, &dl) in state.dl_e.iter().enumerate() {
-                // e = x w + b has the adjoint dl, e_dot = x_dot w the adjoint 1.
+                // e = x w + b has the adjoint dl, e_dot = x_dot w the adjoint 1, or the share of the nets.
                 axpy(dw, dl, &x[r * n_in..(r + 1) * n_in]);
-                add(dw, &x[(n + r) * n_in..(n + r + 1) * n_in]);
+                let x_dot = &x[(n + r) * n_in..(n + r + 1) * n_in];
+                match state.shares.get(r) {
+                    Some(&share) => axpy(dw, share, x_dot),
+                    None => add(dw, x_dot),
+                }
             }
             take(shape.w, dw);
         });

@@ -182,6 +182,17 @@ multiversion! {
 }
 
 multiversion! {
+    /// Multiplies each row of a block by its number.
+    pub fn times_shares<T: Real>(extent: Extent, block: *mut T, shares: &[T]) {
+        for (r, &share) in shares[..extent.rows].iter().enumerate() {
+            // SAFETY: rows of the block.
+            let row = unsafe { row_mut(block, r * extent.ld, extent.cols) };
+            row.iter_mut().for_each(|x| *x = *x * share);
+        }
+    }
+}
+
+multiversion! {
     /// de_y += shortcuts, de_z = de_y act' scale.
     pub fn energy_adjoint<T: Real>(extent: Extent, jets: Jets<T>, de_y: *mut T, de_z: *mut T, scale: &[T], shortcuts: Shortcuts<T>) {
         let Extent { rows, cols, ld } = extent;
