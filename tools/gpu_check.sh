@@ -8,7 +8,7 @@
 # TRAINED a model of the stock network after many steps: `times` and `profile` show it beside a fresh one (default: none).
 # OUT   folder for logs and the table (default: a new temporary folder).
 # Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory
-# lost test times utilisation start profile optimizers pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
+# lost test times utilisation start profile optimizers operations pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
 # each of PRECISIONS (default: float64), minutes each; `times` shows all four, or these. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -17,7 +17,7 @@ while getopts b:d:t:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; t) trained=$(realpath "$OPTARG") ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory lost test times utilisation start profile optimizers pinn}
+sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory lost test times utilisation start profile optimizers operations pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -62,6 +62,25 @@ END
 
 # without_series FOLDER [KEY]: the embedding nets themselves, or another key of the descriptor
 without_series() { sed -i "s/\"axis_neuron\"/${2:-\"embedding\": \"direct\"}, &/" "$1/input.json"; }
+
+# operations_input FILE DESCRIPTOR BATCH STEPS DISPLAY [extra training keys]: the same with a descriptor that is computed operation by
+# operation
+operations_input() {
+    input "$1" "$3" "$4" "$5" float64 "${6:-}"
+    python3 - "$1" "$2" <<'END'
+import json, sys
+path, name = sys.argv[1:]
+common = {"rcut_smth": 0.5, "rcut": 6.0, "seed": 1}
+atten = {**common, "type": "se_atten", "sel": 120, "neuron": [25, 50, 100], "axis_neuron": 16, "attn": 128, "attn_layer": 2, "attn_dotr": True}
+three = {**common, "type": "se_e3", "sel": [46, 92], "neuron": [2, 4, 8]}
+pairs = {**common, "type": "se_e2_a", "sel": [46, 92], "neuron": [25, 50, 100], "axis_neuron": 16, "type_one_side": True}
+which = {"se_atten": atten, "strip": {**atten, "tebd_input_mode": "strip", "attn_layer": 0}, "se_e3": three,
+         "hybrid": {"type": "hybrid", "list": [pairs, {**three, "rcut": 4.0, "sel": [15, 30]}]}}
+text = json.load(open(path))
+text["model"]["descriptor"] = which[name]
+json.dump(text, open(path, "w"))
+END
+}
 
 # train FOLDER ARGUMENTS...: runs dp train input.json in a folder, on DEVICE (default: cuda)
 train() {
@@ -486,6 +505,54 @@ sys.exit(not a or len(a) != len(b) or any(abs(x - y) > $([ $precision = float64 
             train "$folder"
             say "$(printf '%-22s %s steps/s, one frame a step' "" "$(speed "$folder" 1 600)")"
         done; done
+        ;;
+    operations)
+        "$bin/unit" engine::cuda::plan --test-threads=1 >"$out/operations_unit.log" 2>&1
+        result "operations unit" $? "$(grep 'test result' "$out/operations_unit.log")"
+        PHALANX_DEVICE=cuda PHALANX_GOLDEN=$here/tests/golden PHALANX_ORACLE=${PHALANX_ORACLE:-$data/../oracle} PHALANX_DATA=$data \
+            "$bin/oracle" atten se_e3 hybrid angle exclude >"$out/operations_oracle.log" 2>&1
+        result "operations oracle" $? "$(tail -1 "$out/operations_oracle.log")"
+        for kind in se_atten strip se_e3 hybrid; do
+            more=', "validation_data": {"systems": ["'$data'/water/data_3"], "batch_size": 1}'
+            for run in cuda again plain cpu; do
+                folder=$(fresh "operations_${kind}_$run") && operations_input "$folder/input.json" $kind 2 40 10 "$more"
+                sed -i 's/"save_freq": 1000000/"save_freq": 20/' "$folder/input.json"
+                graphs=1 device=cuda
+                [ $run = plain ] && graphs=0
+                [ $run = cpu ] && device=cpu
+                PHALANX_GRAPHS=$graphs DEVICE=$device train "$folder"
+            done
+            a=$(bits "$out/operations_${kind}_cuda") b=$(bits "$out/operations_${kind}_again") c=$(bits "$out/operations_${kind}_plain")
+            [ "$a" = "$b" ] && [ "$a" = "$c" ] && [ -s "$out/operations_${kind}_cuda/lcurve.out" ]
+            result "$kind bits" $? "two runs $a $b, kernel by kernel $c"
+            folder=$(fresh "operations_${kind}_parts") && cp "$out/operations_${kind}_cuda"/{input.json,lcurve.out,model.ckpt-20.phx} "$folder/"
+            train "$folder" --restart model.ckpt-20.phx
+            b=$(bits "$folder")
+            [ "$a" = "$b" ]
+            result "$kind restart" $? "40 steps $a, 20 of them again from a checkpoint $b"
+            python3 - "$out/operations_${kind}_cuda/lcurve.out" "$out/operations_${kind}_cpu/lcurve.out" <<'END'
+import sys
+rows = [[[float(x) for x in line.split()] for line in open(path) if not line.startswith("#")] for path in sys.argv[1:]]
+assert rows[0] and len(rows[0]) == len(rows[1])
+sys.exit(any(abs(a - b) > 1e-2 * abs(b) for r, s in zip(*rows) for a, b in zip(r, s) if a == a or b == b))
+END
+            result "$kind cpu = cuda" $? "$(tail -1 "$out/operations_${kind}_cuda/lcurve.out"); $(tail -1 "$out/operations_${kind}_cpu/lcurve.out")"
+            words=$(deviation_of_tests "$out/operations_${kind}_cuda")
+            result "$kind dp test" $? "cuda from cpu: $words"
+        done
+        say "samples/s operation by operation, float64 (192 atoms of water; the second half of a run)"
+        say "$(printf '%-10s %10s %10s %10s' descriptor 1 16 64)"
+        for kind in se_atten strip se_e3 hybrid; do
+            line=$(printf '%-10s' $kind)
+            for batch in 1 16 64; do
+                steps=$((batch == 1 ? 400 : batch == 16 ? 80 : 24))
+                folder=$(fresh "operations_time_${kind}_$batch") && operations_input "$folder/input.json" $kind $batch $steps $((steps / 2))
+                train "$folder"
+                speed=$(speed "$folder" $batch $steps)
+                line="$line $(printf '%10s' "${speed:-failed}")"
+            done
+            say "$line"
+        done
         ;;
     pinn)
         python3 "$here/tools/pinn_frames.py" "$out/pinn.xyz" 800 && python3 "$here/tools/pinn_frames.py" "$out/pinn_eval.xyz" 20

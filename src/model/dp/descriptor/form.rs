@@ -6,7 +6,7 @@ use super::DescriptorOptions;
 ///
 /// In the first two `A = sum_j env_j (x) G(s_j) / n_sel` over the slots of an atom. G is the embedding net; its argument s is the
 /// first number of the normalised row of the environment matrix. They differ in env and in the way from A to D, every engine
-/// knows them, and G may be a series. The others are known to the engines for the CPU.
+/// knows them, and G may be a series. The fused engine for GPUs does not know the others; they go operation by operation there.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Form {
     /// env is the row (s, q d), `D = A A[..axis]^T`. A slot whose neighbour is excluded has a row of zeros.

@@ -4,7 +4,7 @@
 extern "C" __global__ void __launch_bounds__(256) plan_dense(const __grid_constant__ Op op, int planes) {
     after_previous();
     for (int t = blockIdx.x;; t += gridDim.x) {
-        Tile tile(op, t, planes, op.n_out);
+        RowTile tile(op, t, planes, op.n_out);
         if (!tile.is_there) return;
         const real *w = op.w + tile.group * op.stride + tile.column, *b = op.b ? op.b + tile.group * op.stride + tile.column : nullptr;
         const real* x = op.x.v + tile.plane * op.x.plane + (size_t)tile.first * op.x.ld;
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) plan_dense(const __grid_consta
 extern "C" __global__ void __launch_bounds__(256) plan_dense_back(const __grid_constant__ Op op, int planes) {
     after_previous();
     for (int t = blockIdx.x;; t += gridDim.x) {
-        Tile tile(op, t, planes, op.n_in);
+        RowTile tile(op, t, planes, op.n_in);
         if (!tile.is_there) return;
         const real* w = op.w + tile.group * op.stride + (size_t)tile.column * op.n_out;
         const real* dz = op.z.g + tile.plane * op.z.plane + (size_t)tile.first * op.z.ld;

@@ -109,11 +109,11 @@ __device__ __forceinline__ void tile_product(int m, int n, int depth, A a, B b, 
 __device__ __forceinline__ int tiles_of(int n) { return (n + SIZE - 1) / SIZE; }
 
 // Some rows of one group, of one plane.
-struct Tile {
+struct RowTile {
     int group, first, n, plane, column;
     bool is_there;
     // Number `t` of the tiles of all planes, groups and columns.
-    __device__ __forceinline__ Tile(const Op& op, int t, int planes, int columns) : group(0) {
+    __device__ __forceinline__ RowTile(const Op& op, int t, int planes, int columns) : group(0) {
         int across = tiles_of(columns);
         column = t % across * SIZE, t /= across;
         plane = t % planes, t /= planes;
