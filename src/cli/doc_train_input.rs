@@ -3,7 +3,7 @@
 use super::logging::LogArgs;
 use super::{Command, print, typed};
 use crate::error::Result;
-use crate::{err, train::input};
+use crate::train::input;
 use clap::Args;
 
 pub(super) const COMMAND: Command = Command {
