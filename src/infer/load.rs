@@ -49,7 +49,9 @@ pub fn branch_of(saved: &Checkpoint, head: Option<&str>) -> Result<DpModel> {
 
 fn refuse_head(head: Option<&str>) -> Result<()> {
     match head {
-        Some(head) => Err(err!("there is no branch {head}: the model has one task").help("leave the flag away")),
+        Some(head) => {
+            Err(err!("there is no branch {head}: the model has one task").help("leave the flag away"))
+        }
         None => Ok(()),
     }
 }

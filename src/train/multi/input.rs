@@ -497,7 +497,10 @@ impl<'a> Written<'a> {
             match entries[name].as_f64() {
                 Some(weight) if weight.is_finite() && weight >= 0.0 => weights.push(weight),
                 _ => {
-                    return Err(err!("{PATH}.{name}: found {}, wanted a number of at least 0", entries[name]));
+                    return Err(err!(
+                        "{PATH}.{name}: found {}, wanted a number of at least 0",
+                        entries[name]
+                    ));
                 }
             }
         }
