@@ -136,7 +136,7 @@ impl Orthogonalizer {
 }
 
 /// Writes a matrix `[rows, cols]` with rows as columns.
-fn turn(out: &mut [f64], x: &[f64], rows: usize, cols: usize) {
+pub(super) fn turn(out: &mut [f64], x: &[f64], rows: usize, cols: usize) {
     for (i, row) in x.chunks_exact(cols).enumerate() {
         row.iter().enumerate().for_each(|(k, &x)| out[k * rows + i] = x);
     }

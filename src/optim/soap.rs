@@ -9,7 +9,7 @@
 //!
 //! Ranks share out the matrices, and give each other the ways that these move.
 
-use super::newton_schulz::product_by_strips;
+use super::newton_schulz::{product_by_strips, turn};
 use super::{
     Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, restored, share_out,
 };
@@ -218,7 +218,7 @@ impl Soap {
         for matrix in &self.matrices[self.mine.clone()] {
             let (g, [rows, cols]) = (&grad[matrix.range.clone()], matrix.shape);
             let [now, turned, _] = &mut self.spare;
-            transpose(&mut turned[..g.len()], g, rows, cols);
+            turn(&mut turned[..g.len()], g, rows, cols);
             let turned = &turned[..g.len()];
             for (side, (a, b, n, k)) in
                 [(g, turned, rows, cols), (turned, g, cols, rows)].into_iter().enumerate()
@@ -315,22 +315,15 @@ impl Turn<'_> {
             // X S^T = (S X^T)^T
             let mut turned = vec![0.0; x.len()];
             let spare = &mut spare[..x.len()];
-            transpose(spare, x, m, n);
+            turn(spare, x, m, n);
             product_by_strips(self.pool, &mut turned, Strided { data: s, row: n, col: 1 }, spare, [n, m, n]);
-            transpose(x, &turned, n, m);
+            turn(x, &turned, n, m);
         }
     }
 
     fn side(&self, k: usize) -> Option<&[f64]> {
         let place = self.matrix.sides[k].clone();
         (!place.is_empty()).then(|| &self.directions[place])
-    }
-}
-
-/// Writes a matrix `[rows, cols]` with rows as columns.
-fn transpose(out: &mut [f64], x: &[f64], rows: usize, cols: usize) {
-    for (i, row) in x.chunks_exact(cols).enumerate() {
-        row.iter().enumerate().for_each(|(k, &x)| out[k * rows + i] = x);
     }
 }
 

@@ -239,7 +239,9 @@ impl Observer {
 
     /// What is observed next: the forces of so many atoms of each frame, by their number in the file, or of none, the energy.
     pub fn set(&self, prefactor: f64, n_places: usize, atoms: &[u32]) -> Result<()> {
-        self.atoms.write(0, atoms)?;
+        if !atoms.is_empty() {
+            self.atoms.write(0, atoms)?;
+        }
         self.what.write(0, &[Observing { prefactor, n_places: n_places as u32, unused: 0 }])
     }
 

@@ -81,7 +81,11 @@ pub fn set_observation(observer: &Observer, observation: &Observation, frames: &
             let mut named = Vec::with_capacity(frames.len() * atoms.len());
             for real in frames {
                 let real: Vec<u32> = (0..real.len() as u32).filter(|&i| real[i as usize]).collect();
-                named.extend(atoms.iter().map(|place| real[Observation::nth(*place, real.len())]));
+                // A frame of virtual atoms alone says nothing.
+                let nth = |place: &f64| {
+                    if real.is_empty() { 0 } else { real[Observation::nth(*place, real.len())] }
+                };
+                named.extend(atoms.iter().map(nth));
             }
             observer.set(*prefactor, atoms.len(), &named)
         }

@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(256) kalman_observe(const __grid_co
             double x = prefactor * (frame.energy - b.energy[f]);
             error = fabs(x) / n, dl_energy = (x < 0 ? -1.0 : 1.0) * prefactor / n;
         }
-        for (int p = 0; p < n_places && frame.force; p++) {
+        for (int p = 0; p < n_places && frame.force && n > 0; p++) {
             u32 atom = atoms[f * n_places + p];
             double count = n * 3.0 * n_places;
             for (int k = 0; k < 3; k++) {

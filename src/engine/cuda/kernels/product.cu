@@ -299,7 +299,8 @@ template <int INNER, bool ALONG_K> struct Padded {
 
 // TEAM: the pieces of a product that is cut along k are made by the blocks of a cluster, which add up parts of them each.
 // VARIES: sizes come with the batch of the step. Otherwise nothing of it is left in the kernel, which needs all its registers.
-template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER, bool TEAM, bool VARIES>
+template <int BM, int BN, int BK, int WM, int WN, int WK, int STAGES, bool A_T, bool B_T, bool GATHER, bool TEAM, bool VARIES,
+          bool FROM_LIST = false>
 struct Tile {
     static constexpr int THREADS = 32 * WM * WN * WK;
     static constexpr int LDA = A_T ? Padded<BM, false>::LD : Padded<BK, true>::LD;
@@ -324,6 +325,8 @@ struct Tile {
         ALoader;
     typedef typename Either<B_T, RowLoader<BN, BK, LDB, THREADS, false>, ColumnLoader<BN, BK, LDB, THREADS, false>>::Type
         BLoader;
+
+    typedef typename Either<FROM_LIST, ProductList, Products>::Type Arguments;
 
     template <typename P> static __device__ void run(const P& p) {
         real* shared = (real*)shared_bytes;
@@ -703,16 +706,15 @@ struct Tile {
 };
 
 // Small tiles for few rows, large ones for many. Their numbers come from products.rs.
-#define PRODUCT(name, What, TILE, blocks, ...)                                     \
+#define PRODUCT(name, TILE, blocks, ...)                                           \
     extern "C" __global__ void __launch_bounds__(Tile<TILE, __VA_ARGS__>::THREADS, blocks) \
-        name(const __grid_constant__ What p) {                                     \
+        name(const __grid_constant__ Tile<TILE, __VA_ARGS__>::Arguments p) {       \
         Tile<TILE, __VA_ARGS__>::run(p);                                           \
     }
-#define INSTANCE(size, kind, SIZE, ...) PRODUCT(size##_##kind, Products, TILE_##SIZE, BLOCKS_##SIZE, __VA_ARGS__)
-#define LIST(size, kind, SIZE, ...) PRODUCT(size##_##kind, ProductList, TILE_##SIZE, BLOCKS_##SIZE, __VA_ARGS__)
+#define INSTANCE(size, kind, SIZE, ...) PRODUCT(size##_##kind, TILE_##SIZE, BLOCKS_##SIZE, __VA_ARGS__)
 
 // The sizes that were the fastest anywhere: name, operands, tile, then whether A and B are transposed in memory, whether
-// rows of A are found in a table, whether a team makes a tile, whether sizes come with the batch.
+// rows of A are found in a table, whether a team makes a tile, whether sizes come with the batch; whether the products are on a list.
 INSTANCE(product_tiny, nn, TINY, false, false, false, false, false)
 INSTANCE(product_small, nn, SMALL, false, false, false, false, false)
 INSTANCE(product_medium, nn, MEDIUM, false, false, false, false, false)
@@ -729,10 +731,10 @@ INSTANCE(product_medium, tn, MEDIUM, true, false, false, false, false)
 INSTANCE(product_wide, tn, WIDE, true, false, false, false, false)
 INSTANCE(product_large, tn, LARGE, true, false, false, false, false)
 INSTANCE(product_huge, tn, HUGE, true, false, false, false, false)
-LIST(product_medium, tn_list, MEDIUM, true, false, false, false, false)
-LIST(product_wide, tn_list, WIDE, true, false, false, false, false)
-LIST(product_large, tn_list, LARGE, true, false, false, false, false)
-LIST(product_huge, tn_list, HUGE, true, false, false, false, false)
+INSTANCE(product_medium, tn_list, MEDIUM, true, false, false, false, false, true)
+INSTANCE(product_wide, tn_list, WIDE, true, false, false, false, false, true)
+INSTANCE(product_large, tn_list, LARGE, true, false, false, false, false, true)
+INSTANCE(product_huge, tn_list, HUGE, true, false, false, false, false, true)
 INSTANCE(product_tiny, nn_gather, TINY, false, false, true, false, false)
 INSTANCE(product_medium, nn_gather, MEDIUM, false, false, true, false, false)
 INSTANCE(product_wide, nn_gather, WIDE, false, false, true, false, false)
