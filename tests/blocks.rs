@@ -185,7 +185,7 @@ fn the_bias_of_large_frames_is_shifted_by_all_ranks_alike() {
         place.pile_up(130);
         let mut jobs = train(&place, n, "shm", "").unwrap();
         jobs.iter_mut().for_each(succeed);
-        let line = jobs[0].lines_with("energy bias").next().map(str::to_string);
+        let line = jobs[0].lines_with("energy bias").next().cloned();
         line.expect("a line on the bias").split_once("energy bias").unwrap().1.to_string()
     };
     let want = said_of(1);
