@@ -9,8 +9,17 @@ use super::pool::Pool;
 use super::real::Real;
 use super::{EmbeddingMode, argument_range};
 use crate::model::dp::Dp;
-use crate::model::dp::options::Embedding;
+use crate::model::dp::options::{Embedding, Form};
 use std::sync::Arc;
+
+/// Whether the nets of a descriptor may be series: they depend on one number but for types. More than GPUs know.
+fn has_series(model: &Dp) -> bool {
+    let descriptor = model.descriptor();
+    match descriptor.attention() {
+        Some(options) => options.attn_layer == 0,
+        None => descriptor.form().has_series() || descriptor.form() == Form::Angles,
+    }
+}
 
 pub struct Part<T> {
     /// One of [`Dp::parts`].
@@ -29,9 +38,7 @@ impl<T: Real> Part<T> {
     /// `mode` is how the nets are evaluated unless this descriptor wants them themselves.
     pub fn new(model: &Arc<Dp>, inputs: Inputs, mode: EmbeddingMode) -> Self {
         let (range, plan) = match (mode, model.descriptor().embedding) {
-            (EmbeddingMode::Chebyshev { min_distance }, Embedding::Chebyshev)
-                if model.descriptor().form().has_series() =>
-            {
+            (EmbeddingMode::Chebyshev { min_distance }, Embedding::Chebyshev) if has_series(model) => {
                 let range = argument_range(model, min_distance);
                 (range, Some(Arc::new(Plan::whole(model, panels::FEWEST_TERMS, range))))
             }
