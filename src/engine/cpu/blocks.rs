@@ -57,7 +57,8 @@ fn room<T: Real>(buffer: &mut Vec<T>, len: usize) {
 
 impl<T: Real> Buffers<T> {
     pub fn new(model: &Dp) -> Self {
-        let attention = model.descriptor().attention().map(|_| Attention::default());
+        let attention = model.descriptor().attention();
+        let attention = attention.map(|_| Attention::new());
         Buffers { attention, ..Buffers::default() }
     }
 
@@ -451,7 +452,7 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
             let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
             map.adjoint(dl_a, &a[row.clone()], &dl_x[x.clone()]);
             if let Some(turn) = Turn::of(batch, block.center) {
-                let x = fitting.outputs_of(block.center, batch.place(block) + k);
+                let x = fitting.outputs_of(net, batch.place(block) + k);
                 let dl_out = &dl_turned[(block.row + k) * outputs..(block.row + k + 1) * outputs];
                 turn.directions_add(dl_a, &a[row.clone()], x, dl_out);
             }

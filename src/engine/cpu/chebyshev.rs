@@ -52,7 +52,7 @@ pub struct Plan {
     /// `[n_types + 1]` panels of each neighbour type.
     first_panel: Vec<usize>,
     /// `[n_types, n_panels]` for each centre type: neighbours within the square of this distance (A^2) belong to the panel or
-    /// to one before it.
+    /// to one before it. Nothing where panels are not cut by distance.
     cuts: Vec<f64>,
     /// `[n_types, n_types]` for each centre and neighbour type: the panel of an empty slot.
     empty: Vec<usize>,
@@ -147,7 +147,7 @@ impl Plan {
     /// `[n_panels]` for a centre type: see [`Plan::cuts`].
     pub fn cuts(&self, center: usize) -> &[f64] {
         let n = self.panels.len();
-        &self.cuts[center * n..(center + 1) * n]
+        self.cuts.get(center * n..(center + 1) * n).unwrap_or_default()
     }
 
     /// The panel of an empty slot.

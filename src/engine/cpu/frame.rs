@@ -181,7 +181,7 @@ impl<T: Real> CpuFrame<T> {
                 self.pair_start.push(self.j.len() as u32);
                 let padding = geometry.padding[i * model.n_types() + t];
                 self.padding.push(padding);
-                if padding > 0 {
+                if padding > 0 && model.descriptor().form() != Form::Angles {
                     self.extend_range(empty_slot(model, center));
                 }
                 if let Some(&left_out) = geometry.left_out.get(i * model.n_types() + t) {

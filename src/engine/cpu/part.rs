@@ -73,7 +73,7 @@ impl<T: Real> Part<T> {
     pub fn expand(&mut self, pool: &Pool, params: &[f64]) -> Option<Arc<Plan>> {
         let plan = self.plan.clone()?;
         self.series.expand(pool, &plan, &self.model, params);
-        if self.series.tail < T::SERIES_TOLERANCE {
+        if self.series.tail < self.tolerance() {
             return Some(plan);
         }
         let chosen = self.wanted(params).choose(pool, Some(&plan));
@@ -91,8 +91,15 @@ impl<T: Real> Part<T> {
         }
     }
 
+    /// The largest tail. How a net changes with its parameters grows with its argument, which is large where neighbours taken two by two
+    /// are near, so tails count for more there.
+    fn tolerance(&self) -> f64 {
+        let share = if self.model.descriptor().form() == Form::Angles { 0.05 } else { 1.0 };
+        share * T::SERIES_TOLERANCE
+    }
+
     fn wanted<'a>(&'a self, params: &'a [f64]) -> Wanted<'a> {
-        Wanted { model: &self.model, params, range: self.range, tolerance: T::SERIES_TOLERANCE }
+        Wanted { model: &self.model, params, range: self.range, tolerance: self.tolerance() }
     }
 
     fn change_to(&mut self, pool: &Pool, plan: Option<Plan>, params: &[f64]) -> Option<Arc<Plan>> {

@@ -24,7 +24,7 @@ use layer::{Layer, Spare, contract_add, outer_add, products};
 use std::sync::{Mutex, MutexGuard};
 pub use step::Step;
 
-/// What an engine keeps from pass to pass, at most.
+/// What an engine keeps from pass to pass, at most: enough for a stock water frame with two layers.
 const KEPT_BYTES: usize = 1 << 30;
 
 /// What the passes of one atom keep for those after them.
@@ -76,8 +76,9 @@ pub struct Attention<T> {
     pub step: Step<T>,
     /// Of threads that are not at work; with what an atom that has no place of its own keeps within a pass.
     free: Mutex<Vec<(Work<T>, Kept<T>)>>,
-    /// Of the first rows of the batch, one after another.
+    /// Of the first rows of the batch, one after another, and what they may take.
     kept: Vec<Mutex<Kept<T>>>,
+    pub kept_bytes: usize,
     /// dL/dparams of each block.
     partial: Vec<Vec<T>>,
 }
@@ -87,6 +88,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T: Real> Attention<T> {
+    pub fn new() -> Self {
+        Attention { kept_bytes: KEPT_BYTES, ..Attention::default() }
+    }
+
     /// Gives the first atoms of a batch a place of their own, as many as there is room for, and forgets what was there.
     pub fn make_room(&mut self, batch: &Batch<T>) {
         let n_layers = batch.model.attention().layers().count();
@@ -95,7 +100,7 @@ impl<T: Real> Attention<T> {
         }
         let options = batch.model.attention().options;
         let (width, attn) = (batch.model.n_embed(), options.attn);
-        let (mut left, mut n_kept) = (KEPT_BYTES / size_of::<T>(), 0);
+        let (mut left, mut n_kept) = (self.kept_bytes / size_of::<T>(), 0);
         for block in &batch.layout.blocks {
             for k in 0..block.n {
                 if self.kept.len() == n_kept {
