@@ -2,7 +2,8 @@
 //!
 //! `A = sum w x G(x)` over pairs of neighbours, `x = u_j . u_k` with the directions u of their rows. G depends on x alone, so that a
 //! pair needs G and G'. With `A_dot = sum w x_dot (G + x G')` the second pass differentiates both by the parameters. Two
-//! neighbours of one type are met once, and count twice. Empty slots bring nothing.
+//! neighbours of one type are met once, and count twice. Empty slots bring nothing. This is the net itself; `angle_series.rs` has the
+//! series.
 
 use super::direct::{Atom, Pair};
 use super::elementwise::{axpy, dot};
@@ -14,13 +15,13 @@ use super::real::Real;
 const ROWS: usize = 256;
 
 /// The neighbours of an atom.
-struct Neighbors {
+pub(super) struct Neighbors {
     /// Distance vectors and functions of their lengths, type after type.
     pairs: Vec<Pair>,
     /// Directions.
-    u: Vec<[f64; 3]>,
+    pub u: Vec<[f64; 3]>,
     /// The first of each type, and the end.
-    first: Vec<usize>,
+    pub first: Vec<usize>,
 }
 
 /// Pairs of neighbours with the same net.
@@ -38,7 +39,7 @@ fn product3(a: [f64; 3], b: [f64; 3]) -> f64 {
 }
 
 impl Neighbors {
-    fn new<T: Real>(atom: &Atom<T>) -> Self {
+    pub fn new<T: Real>(atom: &Atom<T>) -> Self {
         let (frame, n_types) = (atom.frame, atom.model.n_types());
         let own = |t: usize| frame.pairs(atom.row, t, n_types);
         let all = own(0).start..own(n_types - 1).end;
@@ -50,7 +51,7 @@ impl Neighbors {
     }
 
     /// How the directions move; `d_dot[k][p - first]` belongs to pair p of the frame.
-    fn directions_dot<T: Real>(&self, atom: &Atom<T>, d_dot: [&[T]; 3], first: usize) -> Vec<[f64; 3]> {
+    pub fn directions_dot<T: Real>(&self, atom: &Atom<T>, d_dot: [&[T]; 3], first: usize) -> Vec<[f64; 3]> {
         let start = atom.frame.pairs(atom.row, 0, atom.model.n_types()).start - first;
         let turn = |(n, pair): (usize, &Pair)| {
             let v = [0, 1, 2].map(|k| d_dot[k][start + n].to_f64());
@@ -58,6 +59,16 @@ impl Neighbors {
             [env[1], env[2], env[3]]
         };
         self.pairs.iter().enumerate().map(turn).collect()
+    }
+
+    /// dE/dd of the atom's pairs from dE/du.
+    pub fn forces<T: Real>(&self, atom: &Atom<T>, mut de_d: [&mut [T]; 3], de_u: impl Fn(usize) -> [f64; 3]) {
+        for (n, pair) in self.pairs.iter().enumerate() {
+            let [x, y, z] = de_u(n);
+            for (de_d, de) in de_d.iter_mut().zip(pair.force(atom.form(), 0.0, [0.0, x, y, z])) {
+                de_d[n] = T::from_f64(de);
+            }
+        }
     }
 
     /// All pairs of neighbours, chunk after chunk.
@@ -142,7 +153,7 @@ impl Chunk {
 }
 
 /// dE/dd of the atom's pairs from dE/dA.
-pub fn forces<T: Real>(atom: &Atom<T>, mut de_d: [&mut [T]; 3], de_a: &[T]) {
+pub fn forces<T: Real>(atom: &Atom<T>, de_d: [&mut [T]; 3], de_a: &[T]) {
     let m1 = atom.model.n_embed();
     let de_a: Vec<f64> = de_a.iter().map(|x| x.to_f64()).collect();
     let neighbors = Neighbors::new(atom);
@@ -160,11 +171,7 @@ pub fn forces<T: Real>(atom: &Atom<T>, mut de_d: [&mut [T]; 3], de_a: &[T]) {
             }
         }
     });
-    for (n, (pair, [x, y, z])) in neighbors.pairs.iter().zip(de_u).enumerate() {
-        for (de_d, de) in de_d.iter_mut().zip(pair.force(atom.form(), 0.0, [0.0, x, y, z])) {
-            de_d[n] = T::from_f64(de);
-        }
-    }
+    neighbors.forces(atom, de_d, |n| de_u[n]);
 }
 
 /// Adds dL/dparams of the nets from the adjoints of A and of its tangent.

@@ -4,7 +4,7 @@
 //! one frame. A block is up to [`ATOMS`] rows of a segment, the unit of work of a thread.
 
 use super::Seeds;
-use super::chebyshev::Plan;
+use super::chebyshev::{Plan, n_stacks};
 use super::direct::Atom;
 use super::fitting::fold::Fold;
 use super::frame::FramesOfPart;
@@ -100,6 +100,14 @@ impl Layout {
             }
         }
         self.type_rows.push(row);
+    }
+}
+
+/// See [`Batch::sets`].
+pub fn sets_of(model: &Dp) -> usize {
+    match model.descriptor().attention() {
+        Some(options) if options.strip && options.smooth => 2,
+        _ => 1,
     }
 }
 
@@ -215,13 +223,18 @@ impl<T: Real> Batch<'_, T> {
         self.model.descriptor().form().components()
     }
 
-    /// Columns of Q.
+    /// Columns of Q, of all sets.
     pub fn columns(&self) -> usize {
-        self.plan.map_or(0, Plan::columns)
+        self.plan.map_or(0, Plan::columns) * self.sets()
+    }
+
+    /// Sets of features: two where the types scale the net by the switch.
+    pub fn sets(&self) -> usize {
+        sets_of(self.model)
     }
 
     /// Index of the stacked coefficients for a centre type.
     pub fn stack(&self, center: usize) -> usize {
-        if self.model.descriptor().type_one_side { 0 } else { center }
+        if n_stacks(self.model) == 1 { 0 } else { center }
     }
 }

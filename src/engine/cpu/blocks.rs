@@ -1,8 +1,8 @@
 //! The passes over blocks of atoms between the pairs and the fitting nets.
 
 use super::attention::Attention;
-use super::batch::{ATOMS, Batch, Layout, Segment};
-use super::chebyshev::{Plan, Series, n_stacks};
+use super::batch::{ATOMS, Batch, Layout, Segment, sets_of};
+use super::chebyshev::{self, Plan, Series, n_stacks};
 use super::descriptor::Map;
 use super::features::Cut;
 use super::fitting::Fitting;
@@ -57,7 +57,8 @@ fn room<T: Real>(buffer: &mut Vec<T>, len: usize) {
 
 impl<T: Real> Buffers<T> {
     pub fn new(model: &Dp) -> Self {
-        let attention = model.descriptor().attention().map(|_| Attention::default());
+        let attention = model.descriptor().attention();
+        let attention = attention.map(|_| Attention::new());
         Buffers { attention, ..Buffers::default() }
     }
 
@@ -78,6 +79,9 @@ impl<T: Real> Buffers<T> {
             }
         }
         self.cut.resize(batch);
+        if let Some(attention) = &mut self.attention {
+            attention.make_room(batch);
+        }
         for buffer in self.de_d.iter_mut().chain(&mut self.d_dot) {
             room(buffer, pairs);
         }
@@ -85,8 +89,9 @@ impl<T: Real> Buffers<T> {
 
     /// Puts the coefficients of all panels below each other.
     pub fn stack_coefficients(&mut self, model: &Dp, plan: &Plan, series: &Series) {
-        let (m1, rows, n_stacks) = (model.n_embed(), plan.columns(), n_stacks(model));
-        let scale = 1.0 / model.n_sel() as f64;
+        let (m1, n_stacks) = (model.n_embed(), n_stacks(model));
+        let rows = plan.columns() * sets_of(model);
+        let scale = chebyshev::scale(model);
         self.c.resize(n_stacks, Vec::new());
         self.c_t.resize(n_stacks, Vec::new());
         for stack in 0..n_stacks {
@@ -94,7 +99,20 @@ impl<T: Real> Buffers<T> {
             c.clear();
             for panel in 0..plan.panels().len() {
                 let own = series.coefficients(plan, stack, panel);
-                c.extend(own.iter().map(|&x| T::from_f64(x * scale)));
+                let attention = self.attention.as_ref().map(|attention| &attention.step);
+                let neighbor = plan.panels()[panel].neighbor;
+                let Some((_, of_types)) = attention.and_then(|step| step.exact_of_types(stack, neighbor))
+                else {
+                    c.extend(own.iter().map(|&x| T::from_f64(x * scale)));
+                    continue;
+                };
+                let scaled = own.iter().zip(of_types.iter().cycle());
+                if sets_of(model) == 2 {
+                    c.extend(own.iter().map(|&x| T::from_f64(x * scale)));
+                    c.extend(scaled.map(|(x, t)| T::from_f64(x * t * scale)));
+                } else {
+                    c.extend(scaled.map(|(x, t)| T::from_f64(x * (1.0 + t) * scale)));
+                }
             }
             let c_t = &mut self.c_t[stack];
             c_t.resize(rows * m1, T::ZERO);
@@ -123,7 +141,7 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
         let a = unsafe { a.part(block.row * stride, block.n * stride) };
         match batch.plan_of(block) {
             Some(plan) => {
-                let columns = plan.columns();
+                let columns = batch.columns();
                 // SAFETY: as above.
                 let (q, cut) = unsafe {
                     (q.part(block.row * n_env * columns, block.n * n_env * columns), cut.cut(batch, b, plan))
@@ -132,7 +150,7 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
                 cut.contract(a, q, &c[batch.stack(block.center)]);
             }
             None => a.chunks_exact_mut(stride).enumerate().for_each(|(k, a)| match attention {
-                Some(attention) => attention.forward(&batch.atom(block, k), a),
+                Some(attention) => attention.forward(block.row + k, &batch.atom(block, k), a),
                 None => batch.atom(block, k).forward(a),
             }),
         }
@@ -192,7 +210,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
                     let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
                     let de_a = &de_a[k * stride..(k + 1) * stride];
                     match attention {
-                        Some(attention) => attention.forces(&atom, part, de_a),
+                        Some(attention) => attention.forces(block.row + k, &atom, part, de_a),
                         None => atom.forces(part, de_a),
                     }
                 }
@@ -365,7 +383,8 @@ pub fn tangent<T: Real>(
                 for (k, a_dot) in a_dot.chunks_exact_mut(stride).enumerate() {
                     match attention {
                         Some(attention) => {
-                            attention.tangent(&batch.atom(block, k), a_dot, d_dot, pairs.start);
+                            let atom = batch.atom(block, k);
+                            attention.tangent(block.row + k, &atom, a_dot, d_dot, pairs.start);
                         }
                         None => batch.atom(block, k).tangent(a_dot, d_dot, pairs.start),
                     }
@@ -433,7 +452,7 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
             let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
             map.adjoint(dl_a, &a[row.clone()], &dl_x[x.clone()]);
             if let Some(turn) = Turn::of(batch, block.center) {
-                let x = fitting.outputs_of(block.center, batch.place(block) + k);
+                let x = fitting.outputs_of(net, batch.place(block) + k);
                 let dl_out = &dl_turned[(block.row + k) * outputs..(block.row + k + 1) * outputs];
                 turn.directions_add(dl_a, &a[row.clone()], x, dl_out);
             }
@@ -457,14 +476,17 @@ pub fn embedding_gradient<T: Real>(
         grad[net.params()].fill(0.0);
     }
     if let Some(mut attention) = buffers.attention.take() {
-        attention_gradient(pool, grad, batch, buffers, &mut attention, fitting);
+        if let Some(plan) = batch.plan {
+            coefficient_gradient(pool, batch, buffers, plan);
+        }
+        attention_gradient(pool, grad, batch, buffers, (&mut attention, series), fitting);
         buffers.attention = Some(attention);
         return;
     }
     direct_gradient(pool, grad, batch, buffers);
     let Some(plan) = batch.plan else { return };
     coefficient_gradient(pool, batch, buffers, plan);
-    let scale = 1.0 / batch.model.n_sel() as f64;
+    let scale = chebyshev::scale(batch.model);
     series.backward_add(pool, grad, plan, batch.model, batch.params, &buffers.dl_c, scale);
 }
 
@@ -474,7 +496,7 @@ fn attention_gradient<T: Real>(
     grad: &mut [f64],
     batch: &Batch<T>,
     buffers: &Buffers<T>,
-    attention: &mut Attention<T>,
+    (attention, series): (&mut Attention<T>, &mut Series),
     fitting: &Fitting<T>,
 ) {
     let (model, layout) = (batch.model, batch.layout);
@@ -495,12 +517,19 @@ fn attention_gradient<T: Real>(
         let d_dot = buffers.d_dot.each_ref().map(|x| &x[offset..]);
         (d_dot, &buffers.dl_a[row.clone()], &buffers.de_a[row])
     };
-    attention.gradient(pool, grad, batch, adjoints, &tails);
+    let mut sums = attention.gradient(pool, batch, adjoints);
+    if let Some(plan) = batch.plan {
+        let scale = chebyshev::scale(model);
+        let nets = (model, batch.params);
+        series.backward_types_add(pool, &mut sums, plan, nets, &attention.step, &buffers.dl_c, scale);
+    }
+    attention.step.deliver_add(grad, model, batch.params, &sums, &tails);
 }
 
 /// dL/dC = Q^T dL/dA + Q_dot^T dE/dA, the second only where there are tangents.
 fn coefficient_gradient<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, plan: &Plan) {
-    let (m1, columns, n_panels) = (batch.model.n_embed(), plan.columns(), plan.panels().len());
+    let (m1, columns, n_panels) = (batch.model.n_embed(), batch.columns(), plan.panels().len());
+    let sets = batch.sets();
     let n_env = batch.components();
     let Buffers { q, q_dot, de_a, dl_a, dl_c, cut, .. } = buffers;
     dl_c.clear();
@@ -508,12 +537,12 @@ fn coefficient_gradient<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Bu
     let parts = Parts::new(dl_c);
     let per_panel = plan.terms.div_ceil(GRAD_TERMS);
     let layout = batch.layout;
-    pool.run(n_stacks(batch.model) * n_panels * per_panel, |job| {
+    pool.run(n_stacks(batch.model) * n_panels * sets * per_panel, |job| {
         let (piece, term) = (job / per_panel, job % per_panel * GRAD_TERMS);
-        let (stack, panel) = (piece / n_panels, piece % n_panels);
+        let (stack, panel, set) = (piece / sets / n_panels, piece / sets % n_panels, piece % sets);
         let rows = GRAD_TERMS.min(plan.terms - term);
         // SAFETY: each job has its own rows of its own stack.
-        let out = unsafe { parts.part((stack * columns + panel * plan.terms + term) * m1, rows * m1) };
+        let out = unsafe { parts.part((piece * plan.terms + term) * m1, rows * m1) };
         for (b, block) in layout.blocks.iter().enumerate() {
             let is_own = batch.stack(block.center) == stack && layout.by_series[block.frame];
             if !is_own || !cut.active(b, n_panels)[panel] {
@@ -524,7 +553,7 @@ fn coefficient_gradient<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Bu
             let products = [(&*q, &*dl_a), (&*q_dot, &*de_a)];
             for (q, adjoint) in &products[..if batch.model.is_energy() { 2 } else { 1 }] {
                 let (q, adjoint) = (&q[from * columns..to * columns], &adjoint[from * m1..to * m1]);
-                cut.gradient_add(out, q, adjoint, panel, term);
+                cut.gradient_add(out, q, adjoint, (panel, set), term);
             }
         }
     });

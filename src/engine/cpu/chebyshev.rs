@@ -10,17 +10,19 @@
 //! A pair touches only the terms of the panel that its s lies in. Panels of a type stand in the order of rising distance, so
 //! that the sorted neighbours of an atom are cut into consecutive runs.
 
+use super::attention::Step;
 use super::dense::{Accumulate, Strided, product};
 use super::frame::empty_slot;
-use super::net::{self, NetTrace};
+use super::nets::{Nets, Trace};
 use super::pool::{Parts, Pool};
 use super::scratch::scratch;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
+use crate::model::dp::options::Form;
 use serde_json::{Value, json};
 use std::ops::Range;
 
-/// An interval of s with a series of its own, for the neighbours of one type.
+/// An interval of s with a series of its own, for the neighbours of one type ([`groups`]).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Panel {
     pub neighbor: usize,
@@ -50,7 +52,7 @@ pub struct Plan {
     /// `[n_types + 1]` panels of each neighbour type.
     first_panel: Vec<usize>,
     /// `[n_types, n_panels]` for each centre type: neighbours within the square of this distance (A^2) belong to the panel or
-    /// to one before it.
+    /// to one before it. Nothing where panels are not cut by distance.
     cuts: Vec<f64>,
     /// `[n_types, n_types]` for each centre and neighbour type: the panel of an empty slot.
     empty: Vec<usize>,
@@ -68,7 +70,7 @@ const SKEW: f64 = 0.4;
 impl Plan {
     /// One series of `terms` over `[low, high]` of the normalised s for each neighbour type.
     pub fn whole(model: &Dp, terms: usize, (low, high): (f64, f64)) -> Self {
-        Self::new(model, terms, &vec![vec![low, high]; model.n_types()])
+        Self::new(model, terms, &vec![vec![low, high]; groups(model).len()])
     }
 
     /// A series of `terms` between any two neighbours among the rising `edges` of a neighbour type.
@@ -96,7 +98,9 @@ impl Plan {
             .collect();
         let mut plan =
             Plan { terms, skew, panels, first_panel, cuts: Vec::new(), empty: Vec::new(), transform, nodes };
-        for center in 0..model.n_types() {
+        // Products of directions are not cut by distance, and no slot stands for an empty one.
+        let is_cut = model.descriptor().form() != Form::Angles;
+        for center in (0..model.n_types()).filter(|_| is_cut) {
             for (p, panel) in plan.panels.iter().enumerate() {
                 let is_last = p + 1 == plan.first_panel[panel.neighbor + 1];
                 let r = if is_last { f64::INFINITY } else { distance_at(model, center, panel.low) };
@@ -111,7 +115,7 @@ impl Plan {
 
     /// No series at all: the nets themselves are used.
     pub fn none(model: &Dp) -> Self {
-        Self::new(model, 0, &vec![Vec::new(); model.n_types()])
+        Self::new(model, 0, &vec![Vec::new(); groups(model).len()])
     }
 
     /// The panel of a neighbour type that holds `s`, or the one that is nearest to it.
@@ -143,7 +147,7 @@ impl Plan {
     /// `[n_panels]` for a centre type: see [`Plan::cuts`].
     pub fn cuts(&self, center: usize) -> &[f64] {
         let n = self.panels.len();
-        &self.cuts[center * n..(center + 1) * n]
+        self.cuts.get(center * n..(center + 1) * n).unwrap_or_default()
     }
 
     /// The panel of an empty slot.
@@ -202,7 +206,7 @@ impl Plan {
         let edges: Option<Vec<Vec<f64>>> =
             edges.iter().map(|edges| edges.as_array()?.iter().map(Value::as_f64).collect()).collect();
         let rises = |edges: &Vec<f64>| edges.len() > 1 && edges.windows(2).all(|e| e[0] < e[1]);
-        let edges = edges.filter(|edges| edges.len() == model.n_types() && edges.iter().all(rises))?;
+        let edges = edges.filter(|edges| edges.len() == groups(model).len() && edges.iter().all(rises))?;
         Some(Self::new(model, terms, &edges))
     }
 }
@@ -246,7 +250,7 @@ pub struct Series {
 struct Piece {
     /// `[K, M1]`
     coefficients: Vec<f64>,
-    trace: NetTrace,
+    trace: Trace,
     /// The gradient of the net's parameters by way of this panel.
     gradient: Vec<f64>,
     /// The largest of the last coefficients, and of all.
@@ -258,9 +262,10 @@ struct Piece {
 pub const LAST: usize = 3;
 
 impl Piece {
-    fn expand(&mut self, model: &Dp, net: usize, params: &[f64], plan: &Plan, panel: usize) {
-        let (k, m) = (plan.terms, model.n_embed());
-        let values = net::forward(&mut self.trace, &model.embedding[net], params, plan.nodes_of(panel));
+    fn expand(&mut self, nets: &Nets, stack: usize, plan: &Plan, panel: usize) {
+        let (k, m) = (plan.terms, nets.model.n_embed());
+        let neighbor = plan.panels[panel].neighbor;
+        let values = nets.values(&mut self.trace, stack, neighbor, plan.nodes_of(panel));
         let c = &mut self.coefficients;
         c.resize(k * m, 0.0);
         let transform = Strided { data: &plan.transform, row: k, col: 1 };
@@ -268,16 +273,77 @@ impl Piece {
         let largest = |x: &[f64]| x.iter().fold(0.0f64, |a, b| a.max(b.abs()));
         (self.last, self.largest) = (largest(&c[(k - LAST) * m..]), largest(c));
     }
+
+    /// Writes the gradient of a net with types, of embedded types and of the table into `self.gradient`, from dL by the coefficients of all
+    /// sets `[sets, K, M1]`.
+    fn with_types<T: super::real::Real>(
+        &mut self,
+        nets: &Nets,
+        step: &Step<T>,
+        (stack, neighbor): (usize, usize),
+        plan: &Plan,
+        dl_c: &[f64],
+    ) {
+        let (k, m) = (plan.terms, nets.model.n_embed());
+        let (first, second) = dl_c.split_at(k * m);
+        let mut dl = first.to_vec();
+        self.gradient.clear();
+        self.gradient.resize(step.gradient_len(), 0.0);
+        if let Some((row, of_types)) = step.exact_of_types(stack, neighbor) {
+            // What t multiplies: the coefficients of the second set, or of the only one.
+            let part = if second.is_empty() { first } else { second };
+            let sum = &mut self.gradient[step.place_of_table().start + row * m..][..m];
+            let rows =
+                dl.chunks_exact_mut(m).zip(part.chunks_exact(m)).zip(self.coefficients.chunks_exact(m));
+            for ((dl, part), c) in rows {
+                for o in 0..m {
+                    dl[o] += part[o] * of_types[o];
+                    sum[o] += part[o] * c[o];
+                }
+            }
+        }
+        let mut dl_values = vec![0.0; k * m];
+        let transform = Strided { data: &plan.transform, row: 1, col: k };
+        product(&mut dl_values, m, Accumulate::Overwrite, transform, &dl, m, k, m, k);
+        let dl_x = self.trace.backward_rows_add(&mut self.gradient, nets, dl_values);
+        for dl_x in dl_x.chunks_exact(dl_x.len() / k) {
+            step.inputs_gradient_add(&mut self.gradient, dl_x, stack, neighbor);
+        }
+    }
 }
 
 /// Groups of nets that share a stack of coefficients: centre types, or all of them.
 pub fn n_stacks(model: &Dp) -> usize {
-    if model.descriptor().type_one_side { 1 } else { model.n_types() }
+    let is_one = model.descriptor().type_one_side || model.descriptor().form() == Form::Angles;
+    if is_one { 1 } else { model.n_types() }
 }
 
-/// The nets whose argument is a neighbour of this type.
-pub fn nets_of(model: &Dp, neighbor: usize) -> impl Iterator<Item = usize> + '_ {
-    (0..n_stacks(model)).map(move |stack| model.embedding_net(stack, neighbor))
+/// Whose nets have panels of their own: types of neighbours, or where neighbours are taken two by two, their two types. Both are twice the
+/// same in the first case.
+pub fn groups(model: &Dp) -> Vec<(usize, usize)> {
+    match model.descriptor().form() {
+        Form::Angles => (0..model.n_types()).flat_map(|b| (0..=b).map(move |a| (a, b))).collect(),
+        _ => (0..model.n_types()).map(|t| (t, t)).collect(),
+    }
+}
+
+/// The net of a stack and a group.
+pub fn net_of(model: &Dp, stack: usize, group: usize) -> usize {
+    match model.descriptor().form() {
+        Form::Angles => {
+            let (a, b) = groups(model)[group];
+            model.embedding_net(a, b)
+        }
+        _ => model.embedding_net(stack, group),
+    }
+}
+
+/// What features are summed up with.
+pub fn scale(model: &Dp) -> f64 {
+    match model.descriptor().form() {
+        Form::Angles => 1.0,
+        _ => 1.0 / model.n_sel() as f64,
+    }
 }
 
 impl Series {
@@ -290,16 +356,16 @@ impl Series {
     pub fn expand(&mut self, pool: &Pool, plan: &Plan, model: &Dp, params: &[f64]) {
         let n_panels = plan.panels.len();
         self.pieces.resize_with(n_stacks(model) * n_panels, Piece::default);
+        let nets = Nets::new(model, params);
         let pieces = Parts::new(&mut self.pieces);
         pool.run(n_stacks(model) * n_panels, |job| {
             let (stack, panel) = (job / n_panels, job % n_panels);
-            let net = model.embedding_net(stack, plan.panels[panel].neighbor);
             // SAFETY: one task for each piece.
-            unsafe { &mut pieces.part(job, 1)[0] }.expand(model, net, params, plan, panel);
+            unsafe { &mut pieces.part(job, 1)[0] }.expand(&nets, stack, plan, panel);
         });
         self.tail = 0.0;
         for stack in self.pieces.chunks(n_panels) {
-            for t in 0..model.n_types() {
+            for t in 0..plan.first_panel.len() - 1 {
                 let net = &stack[plan.panels_of(t)];
                 let largest = net.iter().map(|piece| piece.largest).fold(1e-300, f64::max);
                 let last = net.iter().map(|piece| piece.last).fold(0.0, f64::max);
@@ -321,14 +387,13 @@ impl Series {
         scale: f64,
     ) {
         let (k, m, n_panels) = (plan.terms, model.n_embed(), plan.panels.len());
-        let net_of = |job: usize| model.embedding_net(job / n_panels, plan.panels[job % n_panels].neighbor);
-        let n_pieces = self.pieces.len();
+        let net_of = |job: usize| net_of(model, job / n_panels, plan.panels[job % n_panels].neighbor);
+        let (n_pieces, nets) = (self.pieces.len(), Nets::new(model, params));
         let pieces = Parts::new(&mut self.pieces);
         pool.run(n_pieces, |job| {
             // SAFETY: one task for each piece.
             let Piece { trace, gradient, .. } = unsafe { &mut pieces.part(job, 1)[0] };
-            let net = &model.embedding[net_of(job)];
-            let own = net.params();
+            let own = model.embedding[net_of(job)].params();
             gradient.clear();
             gradient.resize(own.len(), 0.0);
             scratch(2 * k * m, |buffers: &mut [f64]| {
@@ -337,12 +402,40 @@ impl Series {
                 dl.iter_mut().zip(from).for_each(|(dl, x)| *dl = x.to_f64() * scale);
                 let transform = Strided { data: &plan.transform, row: 1, col: k };
                 product(dl_values, m, Accumulate::Overwrite, transform, dl, m, k, m, k);
-                net::backward_add(gradient, own.start, trace, net, params, dl_values);
+                trace.backward_add(gradient, own.start, &nets, net_of(job), dl_values);
             });
         });
         for (job, piece) in self.pieces.iter().enumerate() {
             let own = model.embedding[net_of(job)].params();
             grad[own].iter_mut().zip(&piece.gradient).for_each(|(grad, x)| *grad += x);
+        }
+    }
+
+    /// Adds the gradient of a descriptor with types to `sums`, as [`Step::deliver_add`] takes them, given dL/dC
+    /// `[n_stacks, n_panels, sets, K, M1]` times `1 / scale`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn backward_types_add<T: super::real::Real>(
+        &mut self,
+        pool: &Pool,
+        sums: &mut [f64],
+        plan: &Plan,
+        (model, params): (&Dp, &[f64]),
+        step: &Step<T>,
+        dl_c: &[T],
+        scale: f64,
+    ) {
+        let (n_panels, n_pieces, nets) = (plan.panels.len(), self.pieces.len(), Nets::new(model, params));
+        let size = dl_c.len() / n_pieces;
+        let pieces = Parts::new(&mut self.pieces);
+        pool.run(n_pieces, |job| {
+            // SAFETY: one task for each piece.
+            let piece = unsafe { &mut pieces.part(job, 1)[0] };
+            let dl: Vec<f64> =
+                dl_c[job * size..(job + 1) * size].iter().map(|x| x.to_f64() * scale).collect();
+            piece.with_types(&nets, step, (job / n_panels, plan.panels[job % n_panels].neighbor), plan, &dl);
+        });
+        for piece in &self.pieces {
+            sums.iter_mut().zip(&piece.gradient).for_each(|(sum, x)| *sum += x);
         }
     }
 }

@@ -129,6 +129,10 @@ pub struct Atom<'a, T> {
 }
 
 impl<T: Real> Atom<'_, T> {
+    pub fn n_neighbors(&self) -> usize {
+        self.frame.pairs_of(self.row, self.model.n_types()).len()
+    }
+
     fn each_type(&self, mut visit: impl FnMut(usize, &NetShape, Rows, &JetNet<f64>)) {
         let mut jets = JetNet::default();
         for t in 0..self.model.n_types() {

@@ -1,24 +1,24 @@
 //! The features Q of a block of atoms, cut into the panels of a plan.
 //!
-//! Q of a block stands panel after panel, `[n_panels, n, C, K]` with the components of env, so that what belongs to a panel lies together. Most atoms have no
+//! Q of a block stands panel after panel, `[n_panels, sets, n, C, K]` with the components of env, so that what belongs to a panel lies together. A
+//! second set has rows of env times the switch, where types scale the net by that ([`Batch::sets`]). Most atoms have no
 //! neighbour in some panels, and atoms of one type miss about the same ones: what no atom of a block has is left out of the
 //! products.
 
+use super::angle_series::Angles;
 use super::batch::{Batch, Segment};
 use super::chebyshev::Plan;
 use super::dense::{Accumulate, Strided, product};
 use super::distances;
-use super::frame::{empty_slot, rows_of};
+use super::frame::{CpuFrame, empty_slot, rows_of};
 use super::pairs::{self, Scale};
 use super::pool::Parts;
 use super::real::Real;
 use super::scratch::scratch;
 use super::walk::Terms;
+use crate::model::dp::Dp;
 use crate::model::dp::options::Form;
 use std::ops::Range;
-
-/// What is said where a plan was made for a form that has none.
-const NO_SERIES: &str = "this form is no series";
 
 /// A plan as the kernels read it, and how it cuts the pairs of a batch.
 #[derive(Default)]
@@ -68,6 +68,14 @@ impl<T: Real> Cut<T> {
     }
 }
 
+/// The type that the empty slots among those of type `t` have.
+fn still_type<T>(model: &Dp, frame: &CpuFrame<T>, t: usize) -> usize {
+    match model.descriptor().form() {
+        Form::Attention { .. } => frame.empty_type,
+        _ => t,
+    }
+}
+
 /// See [`Cut::parts`].
 pub struct CutParts<'a, T> {
     scales: &'a [Scale<T>],
@@ -86,6 +94,10 @@ impl<T: Real> CutParts<'_, T> {
         // SAFETY: a block has rows of its own; the caller's promise.
         let (ends, active) =
             unsafe { (self.ends.part(block.row * n, block.n * n), self.active.part(b * n, n)) };
+        if batch.model.descriptor().form() == Form::Angles {
+            active.fill(true);
+            return CutBlock { batch, block, plan, scales: self.scales, ends, active };
+        }
         active.fill(false);
         let frame = batch.frames.at(block.frame);
         let cuts = &self.cuts[block.center * n..(block.center + 1) * n];
@@ -95,8 +107,10 @@ impl<T: Real> CutParts<'_, T> {
             for (panel, active) in active.iter_mut().enumerate() {
                 *active |= !frame.pairs_in(ends, plan, panel, r, n_types).is_empty();
             }
-            for t in (0..n_types).filter(|&t| frame.padding[r * n_types + t] > 0) {
-                active[plan.empty_panel(block.center, t)] = true;
+            for t in 0..n_types {
+                if frame.padding[r * n_types + t] > 0 {
+                    active[plan.empty_panel(block.center, still_type(batch.model, frame, t))] = true;
+                }
             }
             let is_left_out = |t: usize| frame.left_out.get(r * n_types + t).is_some_and(|&n| n > 0);
             for t in (0..n_types).filter(|&t| is_left_out(t)) {
@@ -125,15 +139,21 @@ impl<T: Real> CutBlock<'_, T> {
         (0..self.active.len()).filter(|&p| self.active[p])
     }
 
+    /// The sets of these panels.
+    fn sets(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.panels().flat_map(|panel| (0..self.batch.sets()).map(move |set| (panel, set)))
+    }
+
     /// Numbers of env.
     fn components(&self) -> usize {
         self.batch.components()
     }
 
-    /// What Q of the block has of one panel: `[n, C, K]`.
-    fn place(&self, panel: usize) -> Range<usize> {
+    /// What Q of the block has of one set of a panel: `[n, C, K]`.
+    fn place(&self, panel: usize, set: usize) -> Range<usize> {
         let size = self.components() * self.block.n * self.plan.terms;
-        panel * size..(panel + 1) * size
+        let at = panel * self.batch.sets() + set;
+        at * size..(at + 1) * size
     }
 
     /// Calls `work` with each row, panel and its pairs, for the panels that any atom of the block has.
@@ -151,28 +171,40 @@ impl<T: Real> CutBlock<'_, T> {
         let (model, terms) = (self.batch.model, self.plan.terms);
         let (frame, rows) = (self.batch.frames.at(self.block.frame), rows_of(model, self.block.center));
         match model.descriptor().form() {
-            Form::Directions { .. } => {
+            Form::Directions { .. } | Form::Attention { .. } => {
                 let mut walk = Terms::default();
                 self.each_panel(|k, panel, pairs| {
-                    let out = &mut q[self.place(panel).start + 4 * k * terms..];
-                    let (start, n) = (pairs.start, pairs.len());
-                    let scale = self.scales[panel];
-                    pairs::features(out, &mut walk, terms, terms, &frame.d, &rows, start, n, scale);
+                    for set in 0..self.batch.sets() {
+                        let out = &mut q[self.place(panel, set).start + 4 * k * terms..];
+                        let (start, n) = (pairs.start, pairs.len());
+                        let (scale, switched) = (self.scales[panel], set == 1);
+                        pairs::features(
+                            out, &mut walk, terms, terms, &frame.d, &rows, start, n, scale, switched,
+                        );
+                    }
                 });
             }
             Form::Distances { .. } => {
                 let mut walk = Terms::default();
                 self.each_panel(|k, panel, pairs| {
-                    let out = &mut q[self.place(panel).start + k * terms..];
+                    let out = &mut q[self.place(panel, 0).start + k * terms..];
                     let (start, n, scale) = (pairs.start, pairs.len(), self.scales[panel]);
                     distances::features(out, &mut walk, terms, &frame.d, &rows, start, n, scale);
                 });
             }
-            Form::Angles | Form::Attention { .. } => unreachable!("{NO_SERIES}"),
+            Form::Angles => {
+                q.fill(T::ZERO);
+                let mut angles = Angles::new(model, self.plan, self.scales);
+                for k in 0..self.block.n {
+                    let place = |panel| self.place(panel, 0).start + k * terms;
+                    angles.features_add(q, place, &self.batch.atom(self.block, k));
+                }
+                return;
+            }
         }
         let center = self.block.center;
         self.still_slots_add(q, &frame.padding, |t| {
-            (self.plan.empty_panel(center, t), empty_slot(model, center))
+            (self.plan.empty_panel(center, still_type(model, frame, t)), empty_slot(model, center))
         });
         if !frame.left_out.is_empty() {
             self.still_slots_add(q, &frame.left_out, |t| (self.plan.zero_panel(t), 0.0));
@@ -186,7 +218,8 @@ impl<T: Real> CutBlock<'_, T> {
         scratch(terms, |one: &mut [T]| {
             for t in 0..n_types {
                 let (panel, s) = at(t);
-                let place = self.place(panel).start;
+                // Nothing in the set that is switched off.
+                let place = self.place(panel, 0).start;
                 self.plan.still_slot(one, model, panel, s);
                 for k in 0..self.block.n {
                     let count = counts[(self.block.local + k) * n_types + t];
@@ -207,29 +240,32 @@ impl<T: Real> CutBlock<'_, T> {
         let rows = rows_of(self.batch.model, self.block.center);
         let first = self.batch.pairs(self.block).start;
         match self.batch.model.descriptor().form() {
-            Form::Directions { .. } => {
+            Form::Directions { .. } | Form::Attention { .. } => {
                 let mut walk = Terms::default();
                 self.each_panel(|k, panel, pairs| {
-                    pairs::features_tangent(
-                        &mut q_dot[self.place(panel).start + 4 * k * terms..],
-                        &mut walk,
-                        terms,
-                        terms,
-                        &frame.d,
-                        &rows,
-                        d_dot,
-                        first,
-                        pairs.start,
-                        pairs.len(),
-                        self.scales[panel],
-                    );
+                    for set in 0..self.batch.sets() {
+                        pairs::features_tangent(
+                            &mut q_dot[self.place(panel, set).start + 4 * k * terms..],
+                            &mut walk,
+                            terms,
+                            terms,
+                            &frame.d,
+                            &rows,
+                            d_dot,
+                            first,
+                            pairs.start,
+                            pairs.len(),
+                            self.scales[panel],
+                            set == 1,
+                        );
+                    }
                 });
             }
             Form::Distances { .. } => {
                 let mut walk = Terms::default();
                 self.each_panel(|k, panel, pairs| {
                     distances::features_tangent(
-                        &mut q_dot[self.place(panel).start + k * terms..],
+                        &mut q_dot[self.place(panel, 0).start + k * terms..],
                         &mut walk,
                         terms,
                         &frame.d,
@@ -242,7 +278,15 @@ impl<T: Real> CutBlock<'_, T> {
                     );
                 });
             }
-            Form::Angles | Form::Attention { .. } => unreachable!("{NO_SERIES}"),
+            Form::Angles => {
+                q_dot.fill(T::ZERO);
+                let mut angles = Angles::new(self.batch.model, self.plan, self.scales);
+                for k in 0..self.block.n {
+                    let place = |panel| self.place(panel, 0).start + k * terms;
+                    let atom = self.batch.atom(self.block, k);
+                    angles.features_tangent_add(q_dot, place, &atom, (d_dot, first));
+                }
+            }
         }
     }
 
@@ -250,9 +294,9 @@ impl<T: Real> CutBlock<'_, T> {
     pub fn contract(&self, a: &mut [T], q: &[T], c: &[T]) {
         let (m1, terms) = (self.batch.model.n_embed(), self.plan.terms);
         let mut accumulate = Accumulate::Overwrite;
-        for panel in self.panels() {
-            let q = Strided { data: &q[self.place(panel)], row: terms, col: 1 };
-            let c = &c[panel * terms * m1..];
+        for (panel, set) in self.sets() {
+            let q = Strided { data: &q[self.place(panel, set)], row: terms, col: 1 };
+            let c = &c[(panel * self.batch.sets() + set) * terms * m1..];
             product(a, m1, accumulate, q, c, m1, self.components() * self.block.n, m1, terms);
             accumulate = Accumulate::Add;
         }
@@ -261,10 +305,17 @@ impl<T: Real> CutBlock<'_, T> {
         }
     }
 
-    /// Adds to `[terms, M1]` of a panel's dL/dC, from `term` on, what the block brings: `Q^T` times an adjoint of A.
-    pub fn gradient_add(&self, dl_c: &mut [T], q: &[T], adjoint: &[T], panel: usize, term: usize) {
+    /// Adds to `[terms, M1]` of the dL/dC of a panel's set, from `term` on, what the block brings: `Q^T` times an adjoint of A.
+    pub fn gradient_add(
+        &self,
+        dl_c: &mut [T],
+        q: &[T],
+        adjoint: &[T],
+        (panel, set): (usize, usize),
+        term: usize,
+    ) {
         let m1 = self.batch.model.n_embed();
-        let q = Strided { data: &q[self.place(panel)][term..], row: 1, col: self.plan.terms };
+        let q = Strided { data: &q[self.place(panel, set)][term..], row: 1, col: self.plan.terms };
         let depth = self.components() * self.block.n;
         product(dl_c, m1, Accumulate::Add, q, adjoint, m1, dl_c.len() / m1, m1, depth);
     }
@@ -278,13 +329,25 @@ impl<T: Real> CutBlock<'_, T> {
         let rows = rows_of(self.batch.model, self.block.center);
         let first = self.batch.pairs(self.block).start;
         let a = Strided { data: de_a, row: m1, col: 1 };
-        let size = n * components * self.plan.columns();
-        scratch(size + 2 * components * terms, |buffers: &mut [T]| {
+        let sets = self.batch.sets();
+        let size = n * components * self.plan.columns() * sets;
+        scratch(size + 2 * components * terms * sets, |buffers: &mut [T]| {
             let (de_q, series) = buffers.split_at_mut(size);
-            for panel in self.panels() {
-                let out = &mut de_q[self.place(panel)];
-                let c_t = &c_t[panel * terms * m1..];
+            for (panel, set) in self.sets() {
+                let out = &mut de_q[self.place(panel, set)];
+                let c_t = &c_t[(panel * sets + set) * terms * m1..];
                 product(out, terms, Accumulate::Overwrite, a, c_t, terms, components * n, terms, m1);
+            }
+            if form == Form::Angles {
+                let mut angles = Angles::new(self.batch.model, self.plan, self.scales);
+                for k in 0..n {
+                    let atom = self.batch.atom(self.block, k);
+                    let own = frame.pairs_of(atom.row, self.batch.model.n_types());
+                    let part = de_d.each_mut().map(|x| &mut x[own.start - first..own.end - first]);
+                    let place = |panel| self.place(panel, 0).start + k * terms;
+                    angles.forces(part, de_q, place, &atom);
+                }
+                return;
             }
             self.each_panel(|k, panel, pairs| {
                 if pairs.is_empty() {
@@ -292,19 +355,24 @@ impl<T: Real> CutBlock<'_, T> {
                 }
                 let own = pairs.start - first..pairs.end - first;
                 let part = de_d.each_mut().map(|x| &mut x[own.clone()]);
-                let de_q = &de_q[self.place(panel).start + components * k * terms..];
+                let of_set = |set: usize| &de_q[self.place(panel, set).start + components * k * terms..];
                 let (start, n, scale) = (pairs.start, pairs.len(), self.scales[panel]);
                 match form {
-                    Form::Directions { .. } => {
-                        pairs::with_derivatives(series, de_q, terms, terms);
-                        pairs::forces(part, series, terms, &frame.d, &rows, start, n, scale);
+                    Form::Directions { .. } | Form::Attention { .. } => {
+                        let (first, second) = series.split_at_mut(8 * terms);
+                        pairs::with_derivatives(first, of_set(0), terms, terms);
+                        let switched = (sets == 2).then(|| {
+                            pairs::with_derivatives(second, of_set(1), terms, terms);
+                            &*second
+                        });
+                        pairs::forces(part, first, switched, terms, &frame.d, &rows, start, n, scale);
                     }
                     Form::Distances { .. } => {
                         let slopes = &mut series[..terms];
-                        distances::derivative(slopes, de_q, terms);
+                        distances::derivative(slopes, of_set(0), terms);
                         distances::forces(part, slopes, &frame.d, &rows, start, n, scale);
                     }
-                    Form::Angles | Form::Attention { .. } => unreachable!("{NO_SERIES}"),
+                    Form::Angles => unreachable!("pairs of neighbours are not cut like neighbours"),
                 }
             });
         });

@@ -12,6 +12,7 @@ use crate::engine::blend::Blend;
 use crate::engine::reference::env;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::{Geometry, list_of};
+use crate::model::dp::options::Form;
 use crate::neighbor::NeighborList;
 use crate::sample::Prepared;
 use std::cell::Cell;
@@ -187,7 +188,7 @@ impl<T: Real> CpuFrame<T> {
                 let pairs = geometry.pairs(i, t, model.n_types());
                 // s falls with r, and the nearest come first.
                 for r in [geometry.r[pairs.clone()].first(), geometry.r[pairs.clone()].last()] {
-                    r.iter().for_each(|&&r| self.extend_range(argument(model, center, r)));
+                    r.iter().for_each(|&&r| self.extend_by_distance(model, center, r));
                 }
                 self.j.extend_from_slice(&geometry.j[pairs.clone()]);
                 for (k, column) in self.d.iter_mut().enumerate() {
@@ -196,7 +197,7 @@ impl<T: Real> CpuFrame<T> {
                 self.pair_start.push(self.j.len() as u32);
                 let padding = geometry.padding[i * model.n_types() + t];
                 self.padding.push(padding);
-                if padding > 0 {
+                if padding > 0 && model.descriptor().form() != Form::Angles {
                     self.extend_range(empty_slot(model, center));
                 }
                 if let Some(&left_out) = geometry.left_out.get(i * model.n_types() + t) {
@@ -208,6 +209,15 @@ impl<T: Real> CpuFrame<T> {
             }
             let extra = &geometry.extra[i * n_extra..(i + 1) * n_extra];
             self.extra.extend(extra.iter().map(|&x| T::from_f64(x)));
+        }
+    }
+
+    fn extend_by_distance(&mut self, model: &Dp, center: usize, r: f64) {
+        if model.descriptor().form() == Form::Angles {
+            let x = largest_product(model, center, r);
+            [x, -x].into_iter().for_each(|x| self.extend_range(x));
+        } else {
+            self.extend_range(argument(model, center, r));
         }
     }
 
@@ -243,6 +253,11 @@ impl<T: Real> CpuFrame<T> {
     /// Pairs of row `r` with neighbours of type `t`.
     pub fn pairs(&self, r: usize, t: usize, n_types: usize) -> Range<usize> {
         self.pair_start[r * n_types + t] as usize..self.pair_start[r * n_types + t + 1] as usize
+    }
+
+    /// All pairs of row `r`.
+    pub fn pairs_of(&self, r: usize, n_types: usize) -> Range<usize> {
+        self.pairs(r, 0, n_types).start..self.pairs(r, n_types - 1, n_types).end
     }
 
     /// True where the series of `plan` may be used for this frame.
@@ -298,6 +313,12 @@ pub fn rows_of<T: Real>(model: &Dp, center: usize) -> Rows<T> {
 fn argument(model: &Dp, center: usize, r: f64) -> f64 {
     let [s, ..] = env::radial(model.descriptor(), r);
     (s - model.stats.davg[center][0]) / model.stats.dstd[center][0]
+}
+
+/// The largest product of the directions of two neighbours that are no nearer than `r`.
+pub fn largest_product(model: &Dp, center: usize, r: f64) -> f64 {
+    let [s, ..] = env::radial(model.descriptor(), r);
+    (s / model.stats.dstd[center][1]).powi(2)
 }
 
 /// The row of an empty slot has only a radial component: -davg / dstd.

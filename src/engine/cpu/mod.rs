@@ -13,6 +13,7 @@ pub mod elementwise;
 pub mod pool;
 pub mod scratch;
 pub mod net;
+pub mod nets;
 pub mod chebyshev;
 pub mod panels;
 pub mod walk;
@@ -24,6 +25,7 @@ mod features;
 pub mod descriptor;
 mod jets;
 pub mod direct;
+mod angle_series;
 mod angles;
 mod attention;
 pub mod fitting;
@@ -41,6 +43,7 @@ use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds, Take};
 use crate::Result;
 use crate::model::dp::Dp;
 use crate::model::dp::geometry::lists_of;
+use crate::model::dp::options::Form;
 use crate::neighbor::Cut;
 use batch::Inputs;
 use chebyshev::Plan;
@@ -129,11 +132,11 @@ impl<T: Real> CpuEngine<T> {
     /// what they are until [`Engine::forget_parameters`].
     pub fn freeze(&mut self, params: &[f64]) {
         for part in &mut self.parts {
-            if let Some(plan) = part.expand(&self.pool, params) {
-                part.buffers.stack_coefficients(&part.model, &plan, &part.series);
-            }
             if let Some(attention) = &mut part.buffers.attention {
                 attention.step.prepare(&part.model, params);
+            }
+            if let Some(plan) = part.expand(&self.pool, params) {
+                part.buffers.stack_coefficients(&part.model, &plan, &part.series);
             }
         }
         T::copy(params, &mut self.weights, &self.pool);
@@ -197,6 +200,11 @@ pub(crate) fn argument_range(model: &Dp, min_distance: f64) -> (f64, f64) {
     let [s, ..] = super::reference::env::radial(model.descriptor(), r);
     let mut range = (f64::INFINITY, f64::NEG_INFINITY);
     for center in 0..model.n_types() {
+        if model.descriptor().form() == Form::Angles {
+            let x = frame::largest_product(model, center, r);
+            range = (range.0.min(-x), range.1.max(x));
+            continue;
+        }
         let high = (s - model.stats.davg[center][0]) / model.stats.dstd[center][0];
         range = (range.0.min(empty_slot(model, center)), range.1.max(high));
     }

@@ -31,11 +31,12 @@ pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, buffers: &Buffer
     }
     for s in &layout.segments {
         let (model, scale) = (batch.model, batch.model.scale(s.center));
+        let net = model.fitting_net(s.center);
         let of_frame = &mut out.output[s.frame * width..(s.frame + 1) * width];
         for k in 0..s.n {
             let output = |c: usize| match model.output.made.is_turned() {
                 true => buffers.turned[(s.row + k) * width + c],
-                false => fitting.outputs_of(s.center, batch.place(s) + k)[c].to_f64(),
+                false => fitting.outputs_of(net, batch.place(s) + k)[c].to_f64(),
             };
             let atom = atom_of(batch, s, k);
             let of_atom = &mut out.atom_output[atom * width..(atom + 1) * width];
@@ -69,7 +70,7 @@ pub fn put_seeds<T: Real>(
             rows.iter_mut().enumerate().for_each(|(n, x)| *x = dl(n / width, n % width));
         } else {
             let first = batch.place(s) * width;
-            let rows = &mut fitting.dl_outputs(s.center)[first..first + s.n * width];
+            let rows = &mut fitting.dl_outputs(batch.model.fitting_net(s.center))[first..first + s.n * width];
             rows.iter_mut().enumerate().for_each(|(n, x)| *x = T::from_f64(dl(n / width, n % width)));
         }
     }

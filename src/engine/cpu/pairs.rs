@@ -67,6 +67,9 @@ pub(super) struct Chunk<T> {
     q: Lanes<T>,
     /// q' / (r dstd)
     q_slope: Lanes<T>,
+    /// The switch w, and w' / r.
+    w: Lanes<T>,
+    w_slope: Lanes<T>,
 }
 
 impl<T: Real> Chunk<T> {
@@ -82,7 +85,7 @@ impl<T: Real> Chunk<T> {
             mask[l] = if l < n { T::ONE } else { T::ZERO };
         }
         let zero = [T::ZERO; CHUNK];
-        let mut out = Chunk { d, s: zero, s_slope: zero, q: zero, q_slope: zero };
+        let mut out = Chunk { d, s: zero, s_slope: zero, q: zero, q_slope: zero, w: zero, w_slope: zero };
         for l in 0..CHUNK {
             let r = (d[0][l] * d[0][l] + d[1][l] * d[1][l] + d[2][l] * d[2][l]).sqrt();
             let x = (r - rows.rcut_smth) * rows.inv_width;
@@ -98,6 +101,8 @@ impl<T: Real> Chunk<T> {
             out.s_slope[l] = (w_r - s) * inv * inv_r * rows.inv_radial;
             out.q[l] = mask[l] * q * rows.inv_angular;
             out.q_slope[l] = (w_r * inv - (q + q)) * inv * inv_r * rows.inv_angular;
+            out.w[l] = mask[l] * w;
+            out.w_slope[l] = w_r * inv_r;
         }
         out
     }
@@ -122,14 +127,20 @@ multiversion! {
     /// - out     overwritten  `out[c * stride + k]`
     /// - walk    working memory
     /// - pairs   `start .. start + n` of the columns of distance vectors
-    pub fn features<T: Real>(out: &mut [T], walk: &mut Terms<T, 4>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
+    /// - switched  whether rows are multiplied by the switch
+    pub fn features<T: Real>(out: &mut [T], walk: &mut Terms<T, 4>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>, switched: bool) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
-            let Chunk { d, s, q, .. } = Chunk::new(columns, p, here, rows);
+            let Chunk { d, s, q, w, .. } = Chunk::new(columns, p, here, rows);
             for l in 0..CHUNK {
                 walk.a[l] = [s[l], q[l] * d[0][l], q[l] * d[1][l], q[l] * d[2][l]];
+            }
+            if switched {
+                for l in 0..CHUNK {
+                    walk.a[l] = walk.a[l].map(|a| w[l] * a);
+                }
             }
             walk.add_to(out, stride, terms, &argument(&s, scale).0, here, false);
             p += here;
@@ -141,12 +152,12 @@ multiversion! {
     /// The change of Q of one atom and one neighbour type when the distance vectors move along `d_dot`.
     ///
     /// `d_dot[k][p - first]` belongs to pair p.
-    pub fn features_tangent<T: Real>(out: &mut [T], walk: &mut Terms<T, 4>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>) {
+    pub fn features_tangent<T: Real>(out: &mut [T], walk: &mut Terms<T, 4>, stride: usize, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, d_dot: [&[T]; 3], first: usize, start: usize, n: usize, scale: Scale<T>, switched: bool) {
         (0..4).for_each(|c| out[c * stride..c * stride + terms].fill(T::ZERO));
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
-            let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
+            let Chunk { d, s, s_slope, q, q_slope, w, w_slope } = Chunk::new(columns, p, here, rows);
             let (x, slope) = argument(&s, scale);
             let at = p - first;
             let v = [lanes(d_dot[0], at, here, T::ZERO), lanes(d_dot[1], at, here, T::ZERO), lanes(d_dot[2], at, here, T::ZERO)];
@@ -163,6 +174,13 @@ multiversion! {
                 ];
                 let turn_q = turn * q[l];
                 walk.b[l] = [turn * s[l], turn_q * d[0][l], turn_q * d[1][l], turn_q * d[2][l]];
+                if switched {
+                    let (w_dot, row) = (w_slope[l] * rr, [s[l], q[l] * d[0][l], q[l] * d[1][l], q[l] * d[2][l]]);
+                    for c in 0..4 {
+                        walk.a[l][c] = w[l] * walk.a[l][c] + w_dot * row[c];
+                        walk.b[l][c] = w[l] * walk.b[l][c];
+                    }
+                }
             }
             walk.add_to(out, stride, terms, &x, here, true);
             p += here;
@@ -199,24 +217,39 @@ multiversion! {
     /// dE/dd of the pairs of one atom and one neighbour type.
     ///
     /// - de_d     out, overwritten for the pairs at hand
-    /// - series   dE/dQ as [`with_derivatives`] arranges it, `[terms, 8]`
-    pub fn forces<T: Real>(de_d: [&mut [T]; 3], series: &[T], terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
+    /// - series   dE/dQ as [`with_derivatives`] arranges it, `[terms, 8]`; and where rows multiplied by the switch have another, that
+    pub fn forces<T: Real>(de_d: [&mut [T]; 3], series: &[T], switched: Option<&[T]>, terms: usize, columns: &[Vec<T>; 3], rows: &Rows<T>, start: usize, n: usize, scale: Scale<T>) {
         let [de_x, de_y, de_z] = de_d;
         let series = &series[..8 * terms];
         let mut p = start;
         while p < start + n {
             let here = CHUNK.min(start + n - p);
-            let Chunk { d, s, s_slope, q, q_slope } = Chunk::new(columns, p, here, rows);
+            let Chunk { d, s, s_slope, q, q_slope, w, w_slope } = Chunk::new(columns, p, here, rows);
             let (x, x_slope) = argument(&s, scale);
             let mut sums = [[T::ZERO; CHUNK]; 8];
             evaluate(&mut sums, series, &x, here);
+            // dE by the switch, times its slope.
+            let mut by_switch = [T::ZERO; CHUNK];
+            if let Some(switched) = switched {
+                let mut more = [[T::ZERO; CHUNK]; 8];
+                evaluate(&mut more, &switched[..8 * terms], &x, here);
+                for l in 0..CHUNK {
+                    let angular = more[1][l] * d[0][l] + more[2][l] * d[1][l] + more[3][l] * d[2][l];
+                    by_switch[l] = w_slope[l] * (more[0][l] * s[l] + q[l] * angular);
+                }
+                for c in 0..8 {
+                    for l in 0..CHUNK {
+                        sums[c][l] += w[l] * more[c][l];
+                    }
+                }
+            }
             let [value, slope]: [[Lanes<T>; 4]; 2] = [[sums[0], sums[1], sums[2], sums[3]], [sums[4], sums[5], sums[6], sums[7]]];
             let mut out = [[T::ZERO; CHUNK]; 3];
             for l in 0..CHUNK {
                 let turn = slope[0][l] * s[l] + q[l] * (slope[1][l] * d[0][l] + slope[2][l] * d[1][l] + slope[3][l] * d[2][l]);
                 let de_s = value[0][l] + x_slope[l] * turn;
                 let along = value[1][l] * d[0][l] + value[2][l] * d[1][l] + value[3][l] * d[2][l];
-                let radial = s_slope[l] * de_s + q_slope[l] * along;
+                let radial = s_slope[l] * de_s + q_slope[l] * along + by_switch[l];
                 for k in 0..3 {
                     out[k][l] = q[l] * value[k + 1][l] + radial * d[k][l];
                 }

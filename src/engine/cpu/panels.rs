@@ -4,10 +4,11 @@
 //! each reaches as far as a series of so many terms holds. Every neighbour type has panels of its own, where its nets need
 //! them. What is chosen follows from the parameters alone, so all ranks and every restart choose alike.
 
-use super::chebyshev::{LAST, Panel, Plan, Series, nets_of};
-use super::net::{self, NetTrace};
+use super::chebyshev::{LAST, Panel, Plan, Series, groups, n_stacks};
+use super::nets::{Nets, Trace};
 use super::pool::{Parts, Pool};
 use crate::model::dp::Dp;
+use crate::model::dp::options::Form;
 
 /// Terms of one series over the whole range that are tried, in this order. Panels are cheaper than longer ones.
 const WHOLE: [usize; 11] = [16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96];
@@ -84,13 +85,17 @@ impl Wanted<'_> {
     /// the pairs, and panels that the pairs are sorted into. What a term of a pair costs is small: on an H200 a young net on one
     /// series of 72 terms is 4% faster than on eight panels of 24, on two cores there is no difference.
     fn cost(&self, plan: &Plan) -> f64 {
-        let pairs = self.model.n_sel() as f64;
+        let mut pairs = self.model.n_sel() as f64;
+        if self.model.descriptor().form() == Form::Angles {
+            // Every two of them once, where half of the slots are filled.
+            pairs *= pairs / 8.0;
+        }
         plan.columns() as f64 + pairs / 200.0 * plan.terms as f64 + 4.0 * plan.panels().len() as f64
     }
 
     /// The cheapest panels with tails below `tolerance`.
     fn panels(&self, pool: &Pool, tolerance: f64) -> Option<Plan> {
-        let n_types = self.model.n_types();
+        let n_types = groups(self.model).len();
         let mut found: Vec<Option<Vec<f64>>> = vec![None; TERMS.len() * n_types];
         let parts = Parts::new(&mut found);
         pool.run(TERMS.len() * n_types, |job| {
@@ -111,8 +116,9 @@ impl Wanted<'_> {
 struct TypeNets<'a> {
     wanted: &'a Wanted<'a>,
     neighbor: usize,
-    /// Each with the largest value that it takes.
-    nets: Vec<(usize, f64)>,
+    nets: Nets<'a>,
+    /// The largest value that each takes, stack after stack.
+    sizes: Vec<f64>,
 }
 
 impl<'a> TypeNets<'a> {
@@ -120,12 +126,13 @@ impl<'a> TypeNets<'a> {
         let (low, high) = wanted.range;
         let at = |k: usize| low + (high - low) * k as f64 / (SAMPLES - 1) as f64;
         let points: Vec<f64> = (0..SAMPLES).map(at).collect();
-        let mut trace = NetTrace::default();
-        let mut size = |net: usize| {
-            let values = net::forward(&mut trace, &wanted.model.embedding[net], wanted.params, &points);
-            (net, values.iter().fold(1e-300, |a: f64, b| a.max(b.abs())))
+        let (mut trace, nets) = (Trace::default(), Nets::new(wanted.model, wanted.params));
+        let mut size = |stack: usize| {
+            let values = nets.values(&mut trace, stack, neighbor, &points);
+            values.iter().fold(1e-300, |a: f64, b| a.max(b.abs()))
         };
-        TypeNets { wanted, neighbor, nets: nets_of(wanted.model, neighbor).map(&mut size).collect() }
+        let sizes = (0..n_stacks(wanted.model)).map(&mut size).collect();
+        TypeNets { wanted, neighbor, nets, sizes }
     }
 
     /// The edges of panels whose series of `terms` have tails below `tolerance`; `None` where there would be too many.
@@ -135,7 +142,7 @@ impl<'a> TypeNets<'a> {
             CELLS => high,
             _ => low + (high - low) * cell as f64 / CELLS as f64,
         };
-        let (mut trace, probe) = (NetTrace::default(), Probe::new(terms));
+        let (mut trace, probe) = (Trace::default(), Probe::new(terms));
         let mut holds = |from: usize, to: usize| {
             let panel = Panel { neighbor: self.neighbor, low: edge(from), high: edge(to) };
             self.error(&mut trace, panel, &probe) < tolerance
@@ -154,13 +161,12 @@ impl<'a> TypeNets<'a> {
 
     /// The largest of the last coefficients on a panel, or of what its series misses at its ends, over the largest value of the
     /// same net.
-    fn error(&self, trace: &mut NetTrace, panel: Panel, probe: &Probe) -> f64 {
-        let (model, params) = (self.wanted.model, self.wanted.params);
-        let m = model.n_embed();
+    fn error(&self, trace: &mut Trace, panel: Panel, probe: &Probe) -> f64 {
+        let m = self.wanted.model.n_embed();
         let points: Vec<f64> = probe.points.iter().map(|x| panel.middle() + panel.half() * x).collect();
         let mut error = 0.0f64;
-        for &(net, size) in &self.nets {
-            let values = net::forward(trace, &model.embedding[net], params, &points);
+        for (stack, &size) in self.sizes.iter().enumerate() {
+            let values = self.nets.values(trace, stack, self.neighbor, &points);
             for (row, scale) in &probe.rows {
                 let mut sums = vec![0.0; m];
                 for (weight, values) in row.iter().zip(values.chunks_exact(m)) {

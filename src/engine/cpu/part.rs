@@ -9,8 +9,17 @@ use super::pool::Pool;
 use super::real::Real;
 use super::{EmbeddingMode, argument_range};
 use crate::model::dp::Dp;
-use crate::model::dp::options::Embedding;
+use crate::model::dp::options::{Embedding, Form};
 use std::sync::Arc;
+
+/// Whether the nets of a descriptor may be series: they depend on one number but for types. More than GPUs know.
+fn has_series(model: &Dp) -> bool {
+    let descriptor = model.descriptor();
+    match descriptor.attention() {
+        Some(options) => options.attn_layer == 0,
+        None => descriptor.form().has_series() || descriptor.form() == Form::Angles,
+    }
+}
 
 pub struct Part<T> {
     /// One of [`Dp::parts`].
@@ -29,9 +38,7 @@ impl<T: Real> Part<T> {
     /// `mode` is how the nets are evaluated unless this descriptor wants them themselves.
     pub fn new(model: &Arc<Dp>, inputs: Inputs, mode: EmbeddingMode) -> Self {
         let (range, plan) = match (mode, model.descriptor().embedding) {
-            (EmbeddingMode::Chebyshev { min_distance }, Embedding::Chebyshev)
-                if model.descriptor().form().has_series() =>
-            {
+            (EmbeddingMode::Chebyshev { min_distance }, Embedding::Chebyshev) if has_series(model) => {
                 let range = argument_range(model, min_distance);
                 (range, Some(Arc::new(Plan::whole(model, panels::FEWEST_TERMS, range))))
             }
@@ -66,7 +73,7 @@ impl<T: Real> Part<T> {
     pub fn expand(&mut self, pool: &Pool, params: &[f64]) -> Option<Arc<Plan>> {
         let plan = self.plan.clone()?;
         self.series.expand(pool, &plan, &self.model, params);
-        if self.series.tail < T::SERIES_TOLERANCE {
+        if self.series.tail < self.tolerance() {
             return Some(plan);
         }
         let chosen = self.wanted(params).choose(pool, Some(&plan));
@@ -84,8 +91,15 @@ impl<T: Real> Part<T> {
         }
     }
 
+    /// The largest tail. How a net changes with its parameters grows with its argument, which is large where neighbours taken two by two
+    /// are near, so tails count for more there.
+    fn tolerance(&self) -> f64 {
+        let share = if self.model.descriptor().form() == Form::Angles { 0.05 } else { 1.0 };
+        share * T::SERIES_TOLERANCE
+    }
+
     fn wanted<'a>(&'a self, params: &'a [f64]) -> Wanted<'a> {
-        Wanted { model: &self.model, params, range: self.range, tolerance: T::SERIES_TOLERANCE }
+        Wanted { model: &self.model, params, range: self.range, tolerance: self.tolerance() }
     }
 
     fn change_to(&mut self, pool: &Pool, plan: Option<Plan>, params: &[f64]) -> Option<Arc<Plan>> {

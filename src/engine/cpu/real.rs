@@ -35,6 +35,9 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// Hyperbolic tangent to the last few bits, written so that the compiler vectorises it.
     fn tanh(self) -> Self;
+    /// The exponential of a number that is not large, to the last few bits, written so that the compiler vectorises it. What is smaller
+    /// than the smallest that it knows becomes that.
+    fn exp(self) -> Self;
     /// The largest tail of an embedding series, relative to its largest coefficient.
     const SERIES_TOLERANCE: f64;
     /// Casts parameters into the buffer, where they are needed in this type.
@@ -76,6 +79,53 @@ pub trait Real:
     unsafe fn evaluate_kernel(raw: Evaluate<Self>);
 }
 
+/// `(t, p)` with `exp(y) = t (1 + p)`: t is the power of two, p a polynomial on `|r| <= ln2 / 2`.
+#[inline(always)]
+fn exponential_f64(y: f64) -> (f64, f64) {
+    const C: [f64; 12] = [
+        1.0 / 2.0,
+        1.0 / 6.0,
+        1.0 / 24.0,
+        1.0 / 120.0,
+        1.0 / 720.0,
+        1.0 / 5040.0,
+        1.0 / 40320.0,
+        1.0 / 362880.0,
+        1.0 / 3628800.0,
+        1.0 / 39916800.0,
+        1.0 / 479001600.0,
+        1.0 / 6227020800.0,
+    ];
+    // Adding and subtracting 1.5 * 2^52 rounds to the nearest integer.
+    const ROUND: f64 = 6755399441055744.0;
+    let shifted = y * std::f64::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = n.fma(-6.931_471_803_691_238e-1, y);
+    let r = n.fma(-1.908_214_929_270_587_7e-10, r);
+    let mut q = C[11];
+    for c in C[..11].iter().rev() {
+        q = q.fma(r, *c);
+    }
+    let p = (q * r).fma(r, r);
+    (f64::from_bits((shifted.to_bits() << 52).wrapping_add(1023 << 52)), p)
+}
+
+/// As [`exponential_f64`].
+#[inline(always)]
+fn exponential_f32(y: f32) -> (f32, f32) {
+    const ROUND: f32 = 12582912.0;
+    let shifted = y * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = n.fma(-0.693_359_4, y);
+    let r = n.fma(2.121_944_4e-4, r);
+    let mut q: f32 = 1.0 / 5040.0;
+    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
+        q = q.fma(r, c);
+    }
+    let p = (q * r).fma(r, r);
+    (f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23)), p)
+}
+
 impl Real for f64 {
     const ZERO: f64 = 0.0;
     const ONE: f64 = 1.0;
@@ -97,38 +147,18 @@ impl Real for f64 {
     }
     #[inline(always)]
     fn tanh(self) -> f64 {
-        // expm1(2|x|) by 2^n and a polynomial on |r| <= ln2 / 2, then e / (e + 2).
-        const C: [f64; 12] = [
-            1.0 / 2.0,
-            1.0 / 6.0,
-            1.0 / 24.0,
-            1.0 / 120.0,
-            1.0 / 720.0,
-            1.0 / 5040.0,
-            1.0 / 40320.0,
-            1.0 / 362880.0,
-            1.0 / 3628800.0,
-            1.0 / 39916800.0,
-            1.0 / 479001600.0,
-            1.0 / 6227020800.0,
-        ];
-        // Not `min`, which would turn NaN into a number.
+        // expm1(2|x|), then e / (e + 2). Not `min`, which would turn NaN into a number.
         let a = if self.abs() > 20.0 { 20.0 } else { self.abs() };
-        let y = a + a;
-        // Adding and subtracting 1.5 * 2^52 rounds to the nearest integer.
-        const ROUND: f64 = 6755399441055744.0;
-        let shifted = y * std::f64::consts::LOG2_E + ROUND;
-        let n = shifted - ROUND;
-        let r = n.fma(-6.931_471_803_691_238e-1, y);
-        let r = n.fma(-1.908_214_929_270_587_7e-10, r);
-        let mut q = C[11];
-        for c in C[..11].iter().rev() {
-            q = q.fma(r, *c);
-        }
-        let p = (q * r).fma(r, r);
-        let t = f64::from_bits((shifted.to_bits() << 52).wrapping_add(1023 << 52));
+        let (t, p) = exponential_f64(a + a);
         let e = t.fma(p, t - 1.0);
         (e / (e + 2.0)).copysign(self)
+    }
+    #[inline(always)]
+    fn exp(self) -> f64 {
+        // Not `max`, which would turn NaN into a number.
+        let x = if self < -700.0 { -700.0 } else { self };
+        let (t, p) = exponential_f64(x);
+        t.fma(p, t)
     }
     const SERIES_TOLERANCE: f64 = 1e-12;
     fn copy(_: &[f64], _: &mut Vec<f64>, _: &Pool) {}
@@ -178,20 +208,15 @@ impl Real for f32 {
     #[inline(always)]
     fn tanh(self) -> f32 {
         let a = if self.abs() > 10.0 { 10.0 } else { self.abs() };
-        let y = a + a;
-        const ROUND: f32 = 12582912.0;
-        let shifted = y * std::f32::consts::LOG2_E + ROUND;
-        let n = shifted - ROUND;
-        let r = n.fma(-0.693_359_4, y);
-        let r = n.fma(2.121_944_4e-4, r);
-        let mut q: f32 = 1.0 / 5040.0;
-        for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
-            q = q.fma(r, c);
-        }
-        let p = (q * r).fma(r, r);
-        let t = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+        let (t, p) = exponential_f32(a + a);
         let e = t.fma(p, t - 1.0);
         (e / (e + 2.0)).copysign(self)
+    }
+    #[inline(always)]
+    fn exp(self) -> f32 {
+        let x = if self < -87.0 { -87.0 } else { self };
+        let (t, p) = exponential_f32(x);
+        t.fma(p, t)
     }
     const SERIES_TOLERANCE: f64 = 1e-7;
     fn copy(params: &[f64], buffer: &mut Vec<f32>, pool: &Pool) {
@@ -252,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tanh_is_right_to_the_last_bits() {
+    fn tanh_and_exp_are_right_to_the_last_bits() {
         for k in -4000..4000 {
             let x = k as f64 * 0.0061 + 1e-4;
             let want = f64::tanh(x);
@@ -265,6 +290,20 @@ mod tests {
                 "f32 tanh({x}) = {got}, not {want}"
             );
         }
+        for k in 0..7000 {
+            let x = -0.1 * f64::from(k) / 1.01;
+            let (got, want) = (<f64 as Real>::exp(x), f64::exp(x));
+            assert!((got - want).abs() <= 4.0 * f64::EPSILON * want, "exp({x}) = {got}, not {want}");
+            let x = (x / 8.1) as f32;
+            let (got, want) = (f64::from(<f32 as Real>::exp(x)), f64::exp(f64::from(x)));
+            assert!(
+                (got - want).abs() <= 4.0 * f64::from(f32::EPSILON) * want,
+                "exp({x}) = {got}, not {want}"
+            );
+        }
+        assert_eq!(<f64 as Real>::exp(0.0), 1.0);
+        assert!(<f64 as Real>::exp(-1e300) < 1e-300);
+        assert!(<f64 as Real>::exp(f64::NAN).is_nan());
         assert_eq!(<f64 as Real>::tanh(0.0), 0.0);
         assert_eq!(<f64 as Real>::tanh(1e300), 1.0);
         assert!(<f64 as Real>::tanh(f64::NAN).is_nan());

@@ -9,7 +9,9 @@ use crate::engine::reference::tests::{
     other_outputs, run, seeds, steep_params, turned_outputs,
 };
 use crate::model::activation::Activation;
-use crate::model::dp::options::{DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions};
+use crate::model::dp::options::{
+    DescriptorKind, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions,
+};
 use crate::optim::{Adam, AdamOptions};
 
 fn compare<T: Real>(descriptor: impl Into<Descriptors>, mode: EmbeddingMode, threads: usize, tolerance: f64) {
@@ -175,19 +177,81 @@ fn other_outputs_agree_with_the_reference_for_every_number_of_threads() {
 #[test]
 fn neighbours_two_by_two_agree_with_the_reference() {
     for descriptor in [angles(), DescriptorOptions { exclude_types: vec![(0, 1)], ..angles() }] {
-        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-11);
+        compare::<f64>(descriptor.clone(), EmbeddingMode::Direct, 2, 1e-11);
+        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-9);
         compare::<f32>(descriptor, SERIES, 2, 3e-4);
     }
+    // Kinks: no series.
+    compare::<f64>(DescriptorOptions { activation: Activation::Relu, ..angles() }, SERIES, 2, 1e-9);
     compare::<f64>(Descriptors { list: vec![angles(), options()], is_hybrid: true }, SERIES, 2, 1e-9);
+    compare_blocks::<f64>(angles(), SERIES, 1e-9);
 }
 
 #[test]
 fn attention_agrees_with_the_reference() {
     for descriptor in attention() {
-        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-10);
+        compare::<f64>(descriptor.clone(), EmbeddingMode::Direct, 2, 1e-10);
+        compare::<f64>(descriptor.clone(), SERIES, 2, 1e-9);
         compare::<f32>(descriptor.clone(), SERIES, 2, 2e-3);
         let atom_ener = |fitting: &mut FittingOptions| fitting.atom_ener = vec![Some(-3.0), None];
-        compare_models::<f64>(model_with(descriptor, atom_ener), SERIES, 2, 1e-10);
+        compare_models::<f64>(model_with(descriptor, atom_ener), SERIES, 2, 1e-9);
+    }
+}
+
+/// Descriptors with types and no layer of attention: nets that know the types, and those scaled by them, switched off or not.
+fn flat() -> Vec<DescriptorOptions> {
+    let of = |strip: bool, smooth: bool, one_side: bool| {
+        let mut descriptor = attention().swap_remove(0);
+        let DescriptorKind::SeAtten(own) = &mut descriptor.kind else { panic!("se_atten") };
+        (own.strip, own.smooth, own.attn_layer) = (strip, smooth, 0);
+        DescriptorOptions { type_one_side: one_side, ..descriptor }
+    };
+    [(false, false), (true, false), (true, true)]
+        .into_iter()
+        .flat_map(|(strip, smooth)| [of(strip, smooth, true), of(strip, smooth, false)])
+        .collect()
+}
+
+#[test]
+fn series_of_nets_with_types_agree_with_the_reference() {
+    for descriptor in flat() {
+        let excluding = DescriptorOptions { exclude_types: vec![(0, 1)], ..descriptor.clone() };
+        for descriptor in [descriptor.clone(), excluding] {
+            compare::<f64>(descriptor.clone(), SERIES, 2, 1e-9);
+            compare::<f32>(descriptor, SERIES, 2, 2e-3);
+        }
+        let kinks = DescriptorOptions { activation: Activation::Relu, ..descriptor.clone() };
+        compare::<f64>(kinks, SERIES, 2, 1e-9);
+        let model = model(descriptor);
+        let params = steep_params(&model);
+        compare_params::<f64>(model, &params, SERIES, 2, 1e-8);
+    }
+}
+
+#[test]
+fn steep_nets_of_angles_agree_with_the_reference() {
+    let model = model(angles());
+    let params = steep_params(&model);
+    compare_params::<f64>(model, &params, SERIES, 2, 1e-8);
+}
+
+#[test]
+fn bits_depend_neither_on_threads_nor_on_what_is_kept() {
+    for descriptor in attention().into_iter().chain(flat()).chain([angles()]) {
+        let model = model(descriptor);
+        let params = model.random_params(9);
+        let frames = [frame(23, 1), frame(17, 8)];
+        let of = |threads: usize, kept_bytes: Option<usize>| {
+            let mut engine = CpuEngine::<f64>::new(model.clone(), threads, SERIES).unwrap();
+            if let (Some(bytes), Some(attention)) = (kept_bytes, &mut engine.parts[0].buffers.attention) {
+                attention.kept_bytes = bytes;
+            }
+            run(&mut engine, &params, &frames)
+        };
+        let all = of(1, None);
+        assert!(all == of(3, None), "the same bits on three threads");
+        assert!(all == of(2, Some(0)), "the same bits with nothing kept");
+        assert!(all == of(2, Some(100_000)), "the same bits with some atoms kept");
     }
 }
 

@@ -110,7 +110,8 @@ pub fn forward<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
     let turned = Parts::new(&mut buffers.turned);
     each_atom(pool, &layout.blocks, |block, k| {
         let Some(turn) = Turn::of(batch, block.center) else { return };
-        let (row, x) = (block.row + k, fitting.outputs_of(block.center, batch.place(block) + k));
+        let net = batch.model.fitting_net(block.center);
+        let (row, x) = (block.row + k, fitting.outputs_of(net, batch.place(block) + k));
         // SAFETY: every atom has its own row.
         let out = unsafe { turned.part(row * width, width) };
         turn.forward(out, &a[row * stride..(row + 1) * stride], x);
@@ -122,13 +123,13 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
     let (layout, width) = (batch.layout, batch.model.output.width);
     let stride = batch.components() * batch.model.n_embed();
     buffers.inputs.clear();
-    buffers.inputs.extend((0..batch.model.n_types()).map(|c| Parts::new(fitting.dl_outputs(c))));
+    buffers.inputs.extend((0..batch.model.fitting.len()).map(|net| Parts::new(fitting.dl_outputs(net))));
     let Buffers { a, dl_turned, inputs: dl_x, .. } = &*buffers;
     each_atom(pool, &layout.blocks, |block, k| {
         let Some(turn) = Turn::of(batch, block.center) else { return };
         let (row, at) = (block.row + k, (batch.place(block) + k) * turn.net_width());
         // SAFETY: every atom has its own row.
-        let dl_x = unsafe { dl_x[block.center].part(at, turn.net_width()) };
+        let dl_x = unsafe { dl_x[batch.model.fitting_net(block.center)].part(at, turn.net_width()) };
         turn.adjoint(dl_x, &a[row * stride..(row + 1) * stride], &dl_turned[row * width..(row + 1) * width]);
     });
 }

@@ -12,6 +12,22 @@ pub struct OnTape {
     pub rows: Id,
     /// `[1, width]` the descriptor.
     pub d: Id,
+    /// `[M1, 4]` A, where D comes from one.
+    pub a: Option<Matrix>,
+}
+
+/// A as the outputs that turn with the atoms see it.
+pub struct Matrix {
+    id: Id,
+    value: Vec<[f64; 4]>,
+    /// What is added to dL/dA.
+    dl: Vec<[f64; 4]>,
+}
+
+impl Matrix {
+    pub fn new(tape: &Tape, id: Id) -> Self {
+        Matrix { id, value: tape.node(id).value.as_chunks::<4>().0.to_vec(), dl: Vec::new() }
+    }
 }
 
 /// D of an atom.
@@ -37,7 +53,7 @@ pub fn forward(model: &Dp, params: &[f64], entries: &[Entry]) -> OnTape {
             d = tape.add(d, mean);
         }
     }
-    OnTape { tape, rows, d }
+    OnTape { tape, rows, d, a: None }
 }
 
 impl Described for OnTape {
@@ -58,6 +74,16 @@ impl Described for OnTape {
 
     fn gradient_add(&mut self, grad: &mut [f64], dl_d: &[f64], de_d: &[f64]) {
         self.tape.backward_energy(self.d, de_d);
-        self.tape.backward_loss(grad, self.d, dl_d);
+        let of_matrix = self.a.as_ref().map(|a| (a.id, a.dl.as_flattened()));
+        self.tape.backward_loss(grad, self.d, dl_d, of_matrix.filter(|(_, dl)| !dl.is_empty()));
+    }
+
+    fn matrix(&self) -> &[[f64; 4]] {
+        &self.a.as_ref().expect("outputs that turn with the atoms come from descriptors that have it").value
+    }
+
+    fn add_to_matrix(&mut self, dl_a: Vec<[f64; 4]>) {
+        self.a.as_mut().expect("outputs that turn with the atoms come from descriptors that have it").dl =
+            dl_a;
     }
 }

@@ -5,7 +5,7 @@
 //! neighbours, have no part in that, but for the weight e^-20 that each has beside the others in the smooth form. The row of an empty
 //! slot is not zero where davg is not; it has a G too, which attention leaves alone.
 
-use super::angles::OnTape;
+use super::angles::{Matrix, OnTape};
 use super::atom::Entry;
 use super::tape::{Id, Tape};
 use crate::model::dp::{AttentionLayer, AttentionNets, Dp};
@@ -69,7 +69,8 @@ pub fn forward(model: &Dp, params: &[f64], center: usize, entries: &[Entry]) -> 
         let own = tape.gather(types, vec![center]);
         d = tape.concat(&[d, own]);
     }
-    OnTape { tape, rows, d }
+    let a = Some(Matrix::new(&tape, a));
+    OnTape { tape, rows, d, a }
 }
 
 /// G of each row before any attention.

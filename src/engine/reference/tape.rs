@@ -362,10 +362,13 @@ impl Tape {
     }
 
     /// The reverse of (value, dot): given dL/dy, adds dL/dparams to `grad`. [`Tape::tangent`] and [`Tape::backward_energy`] come
-    /// before.
-    pub fn backward_loss(&mut self, grad: &mut [f64], y: Id, dl_y: &[f64]) {
+    /// before. `also` is what dL of a second node begins with.
+    pub fn backward_loss(&mut self, grad: &mut [f64], y: Id, dl_y: &[f64], also: Option<(Id, &[f64])>) {
         self.nodes.iter_mut().for_each(|node| node.dl.fill(0.0));
         self.node_mut(y).dl.copy_from_slice(dl_y);
+        if let Some((id, dl)) = also {
+            self.node_mut(id).dl.copy_from_slice(dl);
+        }
         for k in (0..self.nodes.len()).rev() {
             let y = self.nodes[k].clone();
             match &y.op {
@@ -603,7 +606,7 @@ mod tests {
             let n = t.node(y).value.len();
             t.backward_energy(y, &noise(n, 0.8));
             let mut grad = vec![0.0; params.len()];
-            t.backward_loss(&mut grad, y, &noise(n, 0.7));
+            t.backward_loss(&mut grad, y, &noise(n, 0.7), None);
             let slope = |change: &dyn Fn(f64) -> f64| (change(1e-5) - change(-1e-5)) / 2e-5;
             let moved = |v: &[f64], k: usize, h: f64| {
                 let mut v = v.to_vec();

@@ -8,7 +8,6 @@ use crate::model::dp::descriptor::{Nets, Shared, entry_called};
 use crate::model::dp::fitting;
 use crate::model::dp::options::{
     Applied, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output, Precision, Sel,
-    check_outputs,
 };
 use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
 use crate::model::dp::table::EmbeddingTable;
@@ -50,7 +49,6 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
             None => read_descriptor_nets(part, n_types)?,
         });
     }
-    check_outputs(&descriptors, &fitting_options).map_err(|e| e.at(&fitting))?;
     for part in parts.iter().filter(|part| part.options.is_mixed()) {
         if part.options.rcut < descriptors.rcut() {
             return Err(unsupported(&part.place, "attention with less than the largest cutoff of a list"));

@@ -183,15 +183,6 @@ fn resolve_preset(section: &Section, n_types: usize, output: &Output) -> Result<
     list.iter().map(numbers).collect()
 }
 
-/// Refuses descriptors from which no engine predicts anything but energies.
-pub fn check_outputs(descriptors: &Descriptors, fitting: &FittingOptions) -> Result<()> {
-    if !fitting.is_energy() && descriptors.list.iter().any(|se| !se.form().has_series()) {
-        return Err(err!("\"{}\" with such a descriptor is not there yet", fitting.type_name())
-            .help("descriptors se_e2_a, se_e2_r and hybrid lists of them go with it"));
-    }
-    Ok(())
-}
-
 impl ModelOptions {
     /// Resolves the checked `model` section.
     pub fn resolve(section: &Section) -> Result<ModelOptions> {
@@ -208,7 +199,6 @@ impl ModelOptions {
         }
         let descriptors = Descriptors::resolve(&section.section("descriptor"), &type_map)?;
         let fitting = FittingOptions::resolve(&section.section("fitting_net"), type_map.len())?;
-        check_outputs(&descriptors, &fitting).map_err(|e| section.section("fitting_net").error("type", e))?;
         fitting.check_descriptors(&descriptors).map_err(|e| e.at("model.fitting_net"))?;
         let n_types = type_map.len();
         let atoms = section.ints("atom_exclude_types").into_iter();

@@ -142,6 +142,21 @@ CASES = {
         fitting=dict(atom_ener=[-3.25, None]), descriptor=dict(attn_layer=0, **ATTENTION), preset_out_bias=dict(energy=[-3.25, None])
     ),
     "hybrid_atten": dict(hybrid=[dict(ATTENTION, sel=25), dict(seed=2, sel=[8, 12])]),
+    # Other fitting nets behind them.
+    "se_atten_dos": dict(descriptor=dict(ATTENTION, attn_layer=1), systems=["mixed"], fitting=DOS, loss=DOS_LOSS),
+    "se_atten_property": dict(descriptor=dict(ATTENTION, attn_layer=0), fitting=dict(intensive=True, **PROPERTY), loss=dict(type="property", loss_func="mse")),
+    "se_atten_dipole": dict(descriptor=ATTENTION, fitting=DIPOLE, loss=TENSOR_LOSS),
+    "se_atten_polar": dict(
+        descriptor=dict(ATTENTION, attn_layer=1, set_davg_zero=False, type_one_side=False),
+        systems=["mixed"], fitting=POLAR, loss=TENSOR_LOSS,
+    ),
+    "se_atten_v2_dipole": dict(descriptor=dict(type_one_side=False, **PLAIN), fitting=DIPOLE, loss=TENSOR_LOSS),
+    "se_atten_v2_property": dict(
+        descriptor=dict(ATTENTION, type="se_atten_v2", precision="float32"),
+        fitting=dict(precision="float32", **PROPERTY), loss=dict(type="property", loss_func="mse"),
+    ),
+    "se_e3_dos": dict(descriptor=ANGLES, fitting=DOS, loss=DOS_LOSS),
+    "se_e3_property": dict(descriptor=dict(exclude_types=[[0, 1]], **ANGLES), systems=["mixed"], fitting=PROPERTY, loss=dict(type="property")),
     # Descriptors one after another, each with its own cutoff, slots and nets.
     "hybrid": dict(hybrid=[dict(), dict(rcut=2.5, rcut_smth=0.3, sel=[6, 9], neuron=[4], seed=2, **RADIAL)]),
     # Too few slots, and excluded pairs beyond the cutoff of their descriptor; nets without a seed.

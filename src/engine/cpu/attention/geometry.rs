@@ -26,9 +26,9 @@ pub struct Neighbors<T> {
     /// `[rows]` the switch, and its change.
     pub switch: Vec<T>,
     pub switch_dot: Vec<T>,
-    /// `[n, 3]` unit vectors, and their change.
-    pub unit: Vec<T>,
-    pub unit_dot: Vec<T>,
+    /// `[n]` each component of the unit vectors, and of their change.
+    pub unit: [Vec<T>; 3],
+    pub unit_dot: [Vec<T>; 3],
     /// Slots in which nobody is seen.
     pub others: T,
 }
@@ -41,13 +41,14 @@ pub struct Forces<T> {
     /// `[rows]`
     pub de_s: Vec<T>,
     pub de_switch: Vec<T>,
-    /// `[n, 3]`
-    pub de_unit: Vec<T>,
+    /// `[n]` by component.
+    pub de_unit: [Vec<T>; 3],
 }
 
-/// Overwrites a buffer with zeros.
+/// Overwrites a buffer with zeros. What it had room for is given back where that is too little, so that it takes no more than was asked for.
 pub fn zeros<T: Real>(buffer: &mut Vec<T>, len: usize) {
     buffer.clear();
+    buffer.reserve_exact(len);
     buffer.resize(len, T::ZERO);
 }
 
@@ -59,7 +60,7 @@ impl<T: Real> Neighbors<T> {
         self.slopes.clear();
         self.inverse.clear();
         self.types.clear();
-        for buffer in [&mut self.env, &mut self.s, &mut self.switch, &mut self.unit] {
+        for buffer in [&mut self.env, &mut self.s, &mut self.switch].into_iter().chain(&mut self.unit) {
             buffer.clear();
         }
         for t in 0..n_types {
@@ -72,7 +73,7 @@ impl<T: Real> Neighbors<T> {
                 self.env.extend(env.map(T::from_f64));
                 self.s.push(T::from_f64(env[0]));
                 self.switch.push(T::from_f64(w));
-                self.unit.extend(d.map(|x| T::from_f64(x / r)));
+                self.unit.iter_mut().zip(d).for_each(|(unit, x)| unit.push(T::from_f64(x / r)));
                 self.slopes.push(w_r);
                 self.inverse.push(1.0 / r);
                 self.types.push(t);
@@ -95,10 +96,7 @@ impl<T: Real> Neighbors<T> {
     /// How everything moves; `d_dot[k][p - first]` belongs to pair p of the frame.
     pub fn fill_tangent(&mut self, atom: &Atom<T>, d_dot: [&[T]; 3], first: usize) {
         let start = atom.frame.pairs(atom.row, 0, atom.model.n_types()).start - first;
-        zeros(&mut self.env_dot, 4 * self.rows);
-        zeros(&mut self.s_dot, self.rows);
-        zeros(&mut self.switch_dot, self.rows);
-        zeros(&mut self.unit_dot, 3 * self.n);
+        self.stay();
         for (k, pair) in self.pairs.iter().enumerate() {
             let v = [0, 1, 2].map(|c| d_dot[c][start + k].to_f64());
             let dot = pair.dot(atom.form(), v);
@@ -107,9 +105,18 @@ impl<T: Real> Neighbors<T> {
             let u = [0, 1, 2].map(|c| pair.vector()[c] * self.inverse[k]);
             let r_dot = u[0] * v[0] + u[1] * v[1] + u[2] * v[2];
             self.switch_dot[k] = T::from_f64(self.slopes[k] * r_dot);
-            let turned = [0, 1, 2].map(|c| T::from_f64((v[c] - u[c] * r_dot) * self.inverse[k]));
-            self.unit_dot[3 * k..3 * k + 3].copy_from_slice(&turned);
+            for c in 0..3 {
+                self.unit_dot[c][k] = T::from_f64((v[c] - u[c] * r_dot) * self.inverse[k]);
+            }
         }
+    }
+
+    /// Nothing moves.
+    pub fn stay(&mut self) {
+        zeros(&mut self.env_dot, 4 * self.rows);
+        zeros(&mut self.s_dot, self.rows);
+        zeros(&mut self.switch_dot, self.rows);
+        self.unit_dot.iter_mut().for_each(|unit| zeros(unit, self.n));
     }
 
     /// dE/dd of the pairs, from dE by all that moves.
@@ -118,7 +125,7 @@ impl<T: Real> Neighbors<T> {
             let de_env = [0, 1, 2, 3].map(|c| de.de_env[4 * k + c].to_f64());
             let own = pair.force(atom.form(), de.de_s[k].to_f64() + de_env[0], de_env);
             let u = [0, 1, 2].map(|c| pair.vector()[c] * self.inverse[k]);
-            let de_u = [0, 1, 2].map(|c| de.de_unit[3 * k + c].to_f64());
+            let de_u = [0, 1, 2].map(|c| de.de_unit[c][k].to_f64());
             let along = u[0] * de_u[0] + u[1] * de_u[1] + u[2] * de_u[2];
             let radial = self.slopes[k] * de.de_switch[k].to_f64();
             for c in 0..3 {

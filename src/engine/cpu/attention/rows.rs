@@ -133,16 +133,37 @@ pub fn scale_row_adjoint<T: Real>(
     take_off(dl_x, y, by_inverse * weight * inverse * inverse);
 }
 
+multiversion! {
+    /// `w[k] = exp(w[k] - largest)`, where none is above `largest`.
+    fn exponentials<T: Real>(w: &mut [T], largest: T) {
+        for w in w {
+            *w = (*w - largest).exp();
+        }
+    }
+}
+
+multiversion! {
+    /// The largest of some numbers and `first`, in eight lanes.
+    fn largest<T: Real>(w: &[T], first: T) -> T {
+        let larger = |a: T, b: T| if b > a { b } else { a };
+        let mut most = [first; 8];
+        let chunks = w.chunks_exact(8);
+        let rest = chunks.remainder().iter().fold(first, |a, &b| larger(a, b));
+        for chunk in chunks {
+            for l in 0..8 {
+                most[l] = larger(most[l], chunk[l]);
+            }
+        }
+        most.into_iter().fold(rest, larger)
+    }
+}
+
 /// Overwrites a row of weights w with `exp(w) / (sum + n_rest exp(rest))`, where `rest` are weights that nobody sees.
 pub fn softmax<T: Real>(w: &mut [T], rest: Option<(T, T)>) {
-    let largest =
-        w.iter().fold(rest.map_or(w.first().copied().unwrap_or(T::ZERO), |(_, rest)| rest), |a, &b| {
-            if b > a { b } else { a }
-        });
-    for w in w.iter_mut() {
-        *w = T::from_f64((*w - largest).to_f64().exp());
-    }
-    let others = rest.map_or(T::ZERO, |(n, rest)| n * T::from_f64((rest - largest).to_f64().exp()));
+    let Some(&first) = w.first() else { return };
+    let largest = largest(w, rest.map_or(first, |(_, rest)| rest));
+    exponentials(w, largest);
+    let others = rest.map_or(T::ZERO, |(n, rest)| n * (rest - largest).exp());
     let inverse = T::ONE / (sum(w) + others);
     shift_scale(w, T::ZERO, inverse);
 }

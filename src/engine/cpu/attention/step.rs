@@ -121,12 +121,25 @@ impl<T: Real> Step<T> {
     /// Overwrites a buffer with so many rows of a bias.
     pub fn biased(&self, out: &mut Vec<T>, bias: &[T], rows: usize) {
         out.clear();
+        out.reserve_exact(rows * bias.len());
         (0..rows).for_each(|_| out.extend_from_slice(bias));
     }
 
     /// The row of the table for a pair of types, where there is one.
     pub fn of_types(&self, center: usize, neighbor: usize) -> Option<&[T]> {
         (!self.table.is_empty()).then(|| &self.table[self.place_in_table(center, neighbor)])
+    }
+
+    /// As [`Step::of_types`] in float64, with its row.
+    pub fn exact_of_types(&self, center: usize, neighbor: usize) -> Option<(usize, &[f64])> {
+        let place = self.place_in_table(center, neighbor);
+        self.strip.as_ref().map(|strip| (place.start / self.width, &strip.output().0[place]))
+    }
+
+    /// Where the table stands in a gradient while it is summed up.
+    pub fn place_of_table(&self) -> std::ops::Range<usize> {
+        let first = self.weights.len() + self.embedded.len();
+        first..first + self.table.len()
     }
 
     fn place_in_table(&self, center: usize, neighbor: usize) -> std::ops::Range<usize> {
@@ -152,7 +165,7 @@ impl<T: Real> Step<T> {
     }
 
     /// Adds dL by the inputs of the net of distances to dL by the embedded types.
-    pub fn inputs_gradient_add(&self, grad: &mut [T], dl_x: &[T], center: usize, neighbor: usize) {
+    pub fn inputs_gradient_add<R: Real>(&self, grad: &mut [R], dl_x: &[R], center: usize, neighbor: usize) {
         if self.table.is_empty() {
             let first = self.weights.len();
             let place = |t: usize| first + t * self.tebd..first + (t + 1) * self.tebd;

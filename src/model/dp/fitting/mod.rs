@@ -239,7 +239,7 @@ impl FittingOptions {
             "a fitting net of type \"{}\" needs the directions of one descriptor, and this is \"{found}\"",
             self.type_name()
         )
-        .help("use se_e2_a"))
+        .help("use se_e2_a or se_atten"))
     }
 
     /// What the numbers of the net are multiplied by for a type.
