@@ -125,7 +125,7 @@ impl PinetEngine for PinetReference {
             let dl_out: Vec<f64> = (0..frame.n_atoms())
                 .map(|i| seeds.dl_energy[s] * share[i] + seeds.dl_atomic[first + i])
                 .collect();
-            net.tape.backward_loss(grad, net.out, &dl_out);
+            net.tape.backward_loss(grad, net.out, &dl_out, None);
             first += frame.n_atoms();
         }
     }
