@@ -368,6 +368,11 @@ impl<'a> Written<'a> {
                 );
             }
         }
+        let epochs = ["numb_epoch", "num_epoch", "num_epochs", "numb_epochs"];
+        if let Some(key) = epochs.iter().find(|key| training.contains_key(**key)) {
+            return Err(err!("training.{key}: branches have epochs of their own")
+                .help("write training.num_epoch_dict"));
+        }
         if self.root.contains_key("loss") {
             return Err(err!("loss: branches have losses of their own").help(format!("write {LOSS_DICT}")));
         }
