@@ -62,7 +62,7 @@ impl ReferenceEngine {
                 // Nothing moves.
                 let row_dot: Vec<_> =
                     view.entries.iter().map(|entries| vec![Row::default(); entries.len()]).collect();
-                let de_e = vec![0.0; self.model.fitting[view.center].n_out()];
+                let de_e = vec![0.0; self.model.fitting[self.model.fitting_net(view.center)].n_out()];
                 atom::second_pass(grad, &self.parts, params, view, &row_dot, (&dl_e, &de_e));
             }
             first_atom += geometry.0[0].n_atoms();
