@@ -22,7 +22,7 @@ use super::validate;
 use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
 use crate::data::field::Field;
-use crate::engine::choice::Gpu;
+use crate::engine::choice::{DeviceChoice, Gpu};
 use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cuda::core::{Core, Gradient, LossKind, LossTerms, PLACES, Terms};
 use crate::engine::cuda::frame::{
@@ -83,12 +83,19 @@ pub fn learner(
     setup: &Arc<Setup>,
     gpu: &Gpu,
     shared: bool,
+    choice: DeviceChoice,
     numbers: Numbers,
     start_lr: f64,
 ) -> Result<Box<dyn Learner>> {
     Ok(match engine_on_gpu(&setup.model)? {
-        OnGpu::Fused(form) => Box::new(fused(team, session, setup, gpu, shared, (numbers, form), start_lr)?),
+        OnGpu::Fused(form) => {
+            if DeviceOptimizer::is_untried(setup, numbers) {
+                choice.takes_untried("this optimizer")?;
+            }
+            Box::new(fused(team, session, setup, gpu, shared, (numbers, form), start_lr)?)
+        }
         OnGpu::Operations => {
+            choice.takes_untried("this model")?;
             Box::new(operations::learner(team, session, setup, gpu, shared, numbers, start_lr)?)
         }
     })
@@ -111,8 +118,10 @@ fn fused(
             .help("use --device cpu"));
     };
     if team.ranks_per_group() > 1 && optimizer.kalman().is_some() {
-        return Err(err!("training.ranks_per_frame: on GPUs ranks cannot share frames where LKF observes them")
-            .help("leave the key out, choose another optimizer, or use --device cpu"));
+        return Err(err!(
+            "training.ranks_per_frame: on GPUs ranks cannot share frames where LKF observes them"
+        )
+        .help("leave the key out, choose another optimizer, or use --device cpu"));
     }
     let loss = energy_loss(setup);
     let device = program::open(&gpu.cuda, gpu.index, numbers, form, &env);

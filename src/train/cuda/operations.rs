@@ -76,8 +76,10 @@ pub fn learner(
             .help("use --device cpu"));
     };
     if team.ranks_per_group() > 1 {
-        return Err(err!("training.ranks_per_frame: on GPUs ranks cannot share frames of a model with this descriptor")
-            .help("leave the key out, or use --device cpu"));
+        return Err(err!(
+            "training.ranks_per_frame: on GPUs ranks cannot share frames of a model with this descriptor"
+        )
+        .help("leave the key out, or use --device cpu"));
     }
     // There is one way of making products.
     let numbers = if numbers == Numbers::F64 { Numbers::F64 } else { Numbers::F32 };
