@@ -313,7 +313,9 @@ fn every_mistake_of_test_is_told_plainly() {
     place.dp("test -m one_side.dp -s nowhere").fails(1, &["error: nowhere: no such system\n  help: "]);
     place.dp("test -m one_side.dp -s bulk/set.000").fails(1, &["found no system in or below"]);
     place.dp("test -m one_side.dp -s bulk -d ..").fails(1, &["error: --detail-file: .. is not"]);
-    place.dp("test -m one_side.dp -s bulk --head water").fails(1, &["error: --head water: "]);
+    place
+        .dp("test -m one_side.dp -s bulk --head water")
+        .fails(1, &["error: one_side.dp: there is no branch water: the model has one task"]);
     place.dp("test -m one_side.dp -s bulk -f list").fails(2, &["error: ", "cannot be used with"]);
     place.dp("test -m one_side.dp -s bulk -n many").fails(2, &["error: invalid value 'many'"]);
     place.dp("test -m two_side.dp -s cluster").fails(1, &["error: ", "fparam"]);
@@ -436,7 +438,7 @@ fn freeze_refuses_what_it_cannot_write_or_find() {
     place.dp("freeze -o model.onnx").fails(1, &["error: model.onnx: ", "name the file model.dp"]);
     place.dp("freeze").fails(1, &["error: ", "no checkpoint in this folder"]);
     place.dp("freeze -c absent.ckpt").fails(1, &["error: absent.ckpt: no such checkpoint"]);
-    place.dp("freeze --head water").fails(1, &["error: --head: models here have one task"]);
+    place.dp("freeze --head water").fails(1, &["error: ", "no checkpoint in this folder"]);
     assert_eq!(std::fs::read_dir(place.0.path()).unwrap().count(), 0, "nothing is left behind");
 }
 

@@ -122,20 +122,15 @@ fn a_frame_that_is_too_large_says_how_many_ranks_it_needs_and_they_train_it() {
         text.split("let ").find_map(|rest| rest.split_once(" ranks with such a GPU each share a batch"));
     let ranks: usize = ranks.expect(&text).0.parse().unwrap();
     assert!((2..=16).contains(&ranks), "{text}");
-    for n in [ranks - 1, ranks] {
-        place.input(&[
-            ("/training/numb_steps", json!(3)),
-            ("/training/validation_data", json!(null)),
-            ("/training/ranks_per_frame", json!("all")),
-        ]);
-        let mut jobs = place.by_hand(n, line, &environment);
-        for job in &mut jobs {
-            let ended = job.end(LONG);
-            assert!(ended || n < ranks, "{n} ranks: {}", said(job));
-        }
-        let written = place.path("model.ckpt-3.phx").exists();
-        assert!(written || n < ranks, "{n} ranks");
+    place.input(&[
+        ("/training/numb_steps", json!(3)),
+        ("/training/validation_data", json!(null)),
+        ("/training/ranks_per_frame", json!("all")),
+    ]);
+    for job in &mut place.by_hand(ranks, line, &environment) {
+        assert!(job.end(LONG), "{ranks} ranks: {}", said(job));
     }
+    assert!(place.path("model.ckpt-3.phx").exists(), "{ranks} ranks");
 }
 
 #[test]
@@ -442,7 +437,9 @@ fn same_to_rounding(found: &JobPlace, want: &JobPlace, about: &str) {
     });
     assert_eq!(curves[0].len(), curves[1].len(), "{about}");
     for (a, b) in curves[0].iter().zip(&curves[1]) {
-        assert!((a - b).abs() <= 0.011 * b.abs(), "{about}: {a} and {b} in the learning curve");
+        // A column without labels holds no numbers.
+        let is_same = (a - b).abs() <= 0.011 * b.abs() || a.is_nan() && b.is_nan();
+        assert!(is_same, "{about}: {a} and {b} in the learning curve");
     }
 }
 

@@ -158,7 +158,7 @@ fn one_message_says_why_no_rank_tests() {
         (format!("-m {model} -s b -d .."), "--detail-file: .. is not the beginning of a file name"),
         (format!("-m {model} -s b -d no/folder"), "no/folder.e.out"),
         (format!("-m {model} -s b --atomic"), "atom_ener.npy"),
-        (format!("-m {model} -s b --head one"), "--head one"),
+        (format!("-m {model} -s b --head one"), "there is no branch one: the model has one task"),
     ] {
         let mut jobs = start(&place, 3, "shm", &args, &[]).unwrap();
         for job in &mut jobs {
