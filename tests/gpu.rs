@@ -273,6 +273,105 @@ fn a_kalman_filter_moves_parameters_as_on_the_cpu_and_goes_on_after_a_restart() 
     }
 }
 
+/// Descriptors that go to a GPU operation by operation.
+fn by_operations() -> Vec<Value> {
+    let common = json!({"rcut": 4.0, "rcut_smth": 1.0, "neuron": [3, 6], "seed": 1});
+    let with = |own: Value| {
+        let mut all = common.clone();
+        all.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        all
+    };
+    let attention =
+        json!({"type": "se_atten", "sel": 24, "axis_neuron": 2, "attn": 4, "attn_layer": 2, "tebd_dim": 3});
+    let strip = json!({"type": "se_atten_v2", "sel": 24, "axis_neuron": 2, "attn_layer": 0, "tebd_dim": 3});
+    let pairs = with(json!({"type": "se_e2_a", "sel": [24, 40], "axis_neuron": 2, "type_one_side": true}));
+    let angles = with(json!({"type": "se_e3", "sel": [12, 12]}));
+    vec![with(attention), with(strip), angles.clone(), json!({"type": "hybrid", "list": [pairs, angles]})]
+}
+
+#[test]
+fn models_that_go_operation_by_operation_train_as_on_the_cpu_and_go_on_after_a_restart() {
+    for (k, descriptor) in by_operations().into_iter().enumerate() {
+        trains_as_on_the_cpu(json!({"type": "Adam"}), 1e-6, |input| {
+            input["model"]["descriptor"] = descriptor.clone();
+            input["training"]["validation_data"] = json!({"systems": ["train"], "batch_size": 1});
+            if k == 0 {
+                input["training"]["enable_ema"] = json!(true);
+                input["training"]["gradient_accumulation"] = json!(2);
+                clipped(input);
+            }
+        });
+    }
+}
+
+#[test]
+fn ranks_that_go_operation_by_operation_train_as_one() {
+    if !can_run_kernels() {
+        return;
+    }
+    let _turn = my_turn();
+    let attention = json!({"type": "se_atten", "sel": 24, "rcut": 3.0, "rcut_smth": 0.5, "neuron": [4, 8], "axis_neuron": 2,
+        "attn": 4, "attn_layer": 1, "seed": 1});
+    let changes = |draws: u32| {
+        [
+            ("/model/descriptor", attention.clone()),
+            ("/training/numb_steps", json!(4)),
+            ("/training/disp_freq", json!(2)),
+            ("/training/gradient_accumulation", json!(draws)),
+        ]
+    };
+    let one = JobPlace::new(&changes(2));
+    let Some(_) = on_gpus(&one, 1, true, "") else { return };
+    for one_gpu in [true, false] {
+        let two = JobPlace::new(&changes(1));
+        on_gpus(&two, 2, one_gpu, "").unwrap();
+        same_to_rounding(&two, &one, &format!("two ranks, one GPU for both: {one_gpu}"));
+    }
+    let shared = JobPlace::new(&changes(1));
+    shared.input(&[("/model/descriptor", attention), ("/training/ranks_per_frame", json!("all"))]);
+    let Some(mut jobs) = two_gpus(&shared, &[]) else { return };
+    for job in &mut jobs {
+        assert!(!job.end(LONG), "{}", said(job));
+    }
+    let message =
+        "training.ranks_per_frame: on GPUs ranks cannot share frames of a model with this descriptor";
+    assert!(said(&jobs[0]).contains(message), "{}", said(&jobs[0]));
+}
+
+#[test]
+fn what_has_run_on_no_gpu_is_left_to_the_cpu_unless_a_gpu_is_named() {
+    let place = prepared(|input| input["model"]["descriptor"] = by_operations().remove(2));
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    let ended = dp(&place, &folder, "train input.json", &[]).succeeds();
+    let line = "computing on the CPU: the kernels for this model have run on an emulated GPU only; --device cuda takes them all the same";
+    assert!(ended.stderr.contains(line), "{}", ended.stderr);
+    let ended = dp(&place, &folder, "test -m model.ckpt -s train -n 1", &[]).succeeds();
+    assert!(ended.stderr.contains(line), "{}", ended.stderr);
+    if !can_run_kernels() {
+        return;
+    }
+    let path = std::env::var("PATH").unwrap_or_default();
+    let on_gpu = [("FAKE_CUDA_RUNS", "1"), ("PATH", path.as_str())];
+    let test = |device: &str, detail: &str| {
+        dp(
+            &place,
+            &folder,
+            &format!("test -m model.ckpt -s train -n 2 -d {detail} --device {device}"),
+            &on_gpu,
+        )
+        .succeeds();
+        let numbers =
+            |line: &str| line.split_whitespace().map(|x| x.parse::<f64>().unwrap()).collect::<Vec<_>>();
+        let text = place.text(&format!("{detail}.f.out"));
+        text.lines().filter(|line| !line.starts_with('#')).flat_map(numbers).collect::<Vec<_>>()
+    };
+    let (gpu, cpu) = (test("cuda", "gpu"), test("cpu", "cpu"));
+    assert!(!cpu.is_empty() && gpu.len() == cpu.len());
+    for (a, b) in gpu.iter().zip(&cpu) {
+        assert!((a - b).abs() <= 1e-9 * (1.0 + b.abs()), "{a} on the GPU, {b} on the CPU");
+    }
+}
+
 /// The learning curve.
 fn curve(place: &Place) -> Vec<Vec<f64>> {
     let numbers = |line: &str| line.split_whitespace().map(|x| x.parse::<f64>().unwrap()).collect::<Vec<_>>();

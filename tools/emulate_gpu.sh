@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command with a GPU that is emulated on the CPU: the kernels of both CUDA engines, thread by thread (tests/fake).
 #
-#   tools/emulate_gpu.sh cargo test --release --lib -- engine::cuda::tests engine::cuda::evaluate engine::pinet::cuda::tests
+#   tools/emulate_gpu.sh cargo test --release --lib -- engine::cuda::tests engine::cuda::evaluate engine::cuda::plan::tests engine::pinet::cuda::tests train::cuda::kalman
 #   PHALANX_DEVICE=cuda tools/emulate_gpu.sh cargo test --release --test oracle -- water
 #
 # Slow: for results, not for times. Needs a C and a C++ compiler.
