@@ -12,7 +12,9 @@
 # Other programs need up to two minutes to come to their first step. So they start side by side, each is stopped (SIGSTOP)
 # at its first step, and goes on when it is its turn and nothing else runs; samples/s are those of the second half of a run.
 # With ALONE=1 they start one after another, which is longer but gives the time that a start takes.
-# BATCHES (default: 1 16 64; 256 is known too) and ROWS (default: all, see `PLAN`) choose what is run. Nothing that has not
+# BATCHES (default: 1 16 64; 256 is known too) and ROWS (default: all, see `PLAN`) choose what is run; DESCRIPTOR is se_e2_a (default)
+# or another one of `DESCRIPTORS`, in the form of DeePMD-kit's example where it has one. FEWER
+# divides the numbers of steps, for what takes longer. Nothing that has not
 # come to its first step after START seconds (default: 400) is waited for. What is missing or fails is skipped by name, with
 # the reason.
 set -u
@@ -64,21 +66,42 @@ PLAN = [
     ("compiled-f64", "DeePMD-kit, pt-expt, enable_compile, float64", {1: 200, 16: 100, 64: 60, 256: 20}),
     ("deepmd-jax-f32", "deepmd-jax, float32", {1: 1000, 16: 400, 64: 160, 256: 60}),
 ]
+FEWER = int(os.environ.get("FEWER", "1"))
 ROWS = os.environ.get("ROWS", " ".join(name for name, _, _ in PLAN)).split()
 REASONS = [("out of memory", r"out of memory|OutOfMemory|RESOURCE_EXHAUSTED|cannot get .* MB"), ("no GPU", r"no GPU|no CUDA|CUDA driver")]
 ON_CPU = r"CpuDevice|Computing Device: +CPU"  # what other programs say when they find no GPU
 
 
+PAIRS = {"type": "se_e2_a", "sel": [46, 92], "rcut_smth": 0.5, "rcut": 6.0, "neuron": [25, 50, 100], "axis_neuron": 16, "type_one_side": True,
+         "seed": 1}
+TYPES = {"type": "se_atten", "sel": 120, "rcut_smth": 0.5, "rcut": 6.0, "neuron": [25, 50, 100], "axis_neuron": 16, "attn": 128,
+         "attn_layer": 2, "type_one_side": True, "seed": 1}
+ANGLES = {"type": "se_e3", "sel": [40, 80], "rcut_smth": 0.5, "rcut": 6.0, "neuron": [2, 4, 8], "seed": 1}
+DISTANCES = {"type": "se_e2_r", "sel": [46, 92], "rcut_smth": 0.5, "rcut": 6.0, "neuron": [5, 10, 20], "type_one_side": True, "seed": 1}
+STRIP = {"tebd_input_mode": "strip", "smooth_type_embedding": True, "attn_layer": 0}
+DESCRIPTORS = {
+    "se_e2_a": PAIRS, "se_e2_r": DISTANCES, "se_e3": ANGLES, "se_atten": TYPES, "strip": {**TYPES, **STRIP},
+    "se_atten_v2": {key: value for key, value in {**TYPES, "type": "se_atten_v2"}.items() if key != "type_one_side"},
+    "hybrid": {"type": "hybrid", "list": [{**PAIRS, "rcut": 4.0, "sel": [30, 60]}, DISTANCES]},
+}
+DESCRIPTOR = DESCRIPTORS[os.environ.get("DESCRIPTOR", "se_e2_a")]
+
+
+def of_precision(descriptor, precision):
+    if "list" in descriptor:
+        return {**descriptor, "list": [of_precision(part, precision) for part in descriptor["list"]]}
+    return {**descriptor, "precision": precision}
+
+
 def write_input(path, batch, steps, precision, compiled):
-    """The network of tools/gpu_check.sh."""
+    """The network of tools/gpu_check.sh, or one with another descriptor."""
     training = {"training_data": {"systems": [FRAMES], "batch_size": batch}, "numb_steps": steps, "seed": 10,
                 "disp_freq": max(steps // 2, 1), "save_freq": 1000000}
     if compiled:
         training["enable_compile"] = True
     json.dump({
         "model": {"type_map": ["O", "H"],
-                  "descriptor": {"type": "se_e2_a", "sel": [46, 92], "rcut_smth": 0.5, "rcut": 6.0, "neuron": [25, 50, 100],
-                                 "axis_neuron": 16, "type_one_side": True, "precision": precision, "seed": 1},
+                  "descriptor": of_precision(DESCRIPTOR, precision),
                   "fitting_net": {"neuron": [240, 240, 240], "resnet_dt": True, "precision": precision, "seed": 1}},
         "learning_rate": {"type": "exp", "decay_steps": 5000, "start_lr": 0.001, "stop_lr": 3.51e-8},
         "loss": {"type": "ener", "start_pref_e": 0.02, "limit_pref_e": 1, "start_pref_f": 1000, "limit_pref_f": 1},
@@ -194,7 +217,7 @@ for name, words, steps in PLAN:
         continue
     rows.append((name, words))
     for batch in BATCHES:
-        runs[name, batch] = Run(name, batch, steps[batch])
+        runs[name, batch] = Run(name, batch, max(steps[batch] // FEWER, 8))
 try:
     # Kernels of ours are compiled once for a machine, before anything is timed.
     kernels = [Run(name, 0, 1) for name, _ in rows if name.startswith("phalanx")]

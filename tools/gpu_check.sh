@@ -143,11 +143,29 @@ sys.exit(not worst < 1e-8)
 END
 }
 
+# launch RANKS COMMAND...: so many ranks that share the GPU, by mpirun where there is one, else by hand as torchrun starts them
+launch() {
+    local ranks=$1 rank status=0 jobs=()
+    shift
+    export PHALANX_SHARE_GPU=1
+    if command -v mpirun >/dev/null; then
+        mpirun --allow-run-as-root --oversubscribe -n "$ranks" "$@"
+        return
+    fi
+    local port=$((20000 + RANDOM % 20000))
+    for rank in $(seq 0 $((ranks - 1))); do
+        RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$@" &
+        jobs+=($!)
+    done
+    for rank in "${jobs[@]}"; do wait "$rank" || status=$?; done
+    return $status
+}
+
 # in_ranks FOLDER RANKS ARGUMENTS...: as train, with so many ranks that share the GPU
 in_ranks() {
     local folder=$1 ranks=$2
     shift 2
-    (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n "$ranks" "$bin/dp" train input.json --skip-neighbor-stat --device cuda "$@" >log 2>&1)
+    (cd "$folder" && launch "$ranks" "$bin/dp" train input.json --skip-neighbor-stat --device cuda "$@" >log 2>&1)
 }
 
 # pinn_run FOLDER PRECISION BATCH STEPS DEVICE [arguments]: trains the default PiNet on 24-atom frames, energies and forces;
@@ -242,7 +260,7 @@ for section in $sections; do
         result "direct nccl" $? "world of one through NCCL $a, without $b"
         keys=', "reproducible": true'
         folder=$(fresh direct_two) && input "$folder/input.json" 4 20 10 float64 "$keys" && without_series "$folder"
-        (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n 2 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
+        (cd "$folder" && launch 2 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
         folder=$(fresh direct_one) && input "$folder/input.json" 4 20 10 float64 "$keys, \"gradient_accumulation\": 2" && without_series "$folder" && train "$folder"
         a=$(bits "$out/direct_two") b=$(bits "$folder")
         [ "$a" = "$b" ] && [ -s "$folder/lcurve.out" ]
@@ -315,7 +333,7 @@ for section in $sections; do
     shared)
         keys=', "reproducible": true'
         folder=$(fresh shared_two) && input "$folder/input.json" 4 60 20 float64 "$keys"
-        (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n 2 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
+        (cd "$folder" && launch 2 "$bin/dp" train input.json --skip-neighbor-stat --device cuda >log 2>&1)
         folder=$(fresh shared_one) && input "$folder/input.json" 4 60 20 float64 "$keys, \"gradient_accumulation\": 2" && train "$folder"
         a=$(bits "$out/shared_two") b=$(bits "$out/shared_one")
         [ "$a" = "$b" ] && [ -s "$out/shared_one/lcurve.out" ]
@@ -583,7 +601,7 @@ END
         result "pinn nccl" $? "world of one through NCCL $b, without $a; $(grep -o 'NCCL [0-9.]*' "$folder/log" | head -1)"
         folder=$(fresh pinn_two)
         pinn_run "$folder" float64 10 2 cuda && rm -r "$folder/model"
-        (cd "$folder" && PHALANX_SHARE_GPU=1 mpirun --allow-run-as-root --oversubscribe -n 2 "$bin/pinn" train params.yml -t ../pinn.xyz -e ../pinn_eval.xyz -b 10 --train-steps 20 --log-every 10 --ckpt-every 20 --device cuda >log2 2>&1)
+        (cd "$folder" && launch 2 "$bin/pinn" train params.yml -t ../pinn.xyz -e ../pinn_eval.xyz -b 10 --train-steps 20 --log-every 10 --ckpt-every 20 --device cuda >log2 2>&1)
         result "pinn two ranks" $? "$(tail -1 "$folder/model/eval.log" 2>/dev/null)"
         say "samples/s of pinn train (24 atoms, default PiNet, energies and forces; the second half of a run)"
         say "$(printf '%-10s %10s %10s' precision 10 100)"

@@ -86,15 +86,6 @@ impl DeviceChoice {
         }
     }
 
-    /// Leaves under `auto` to the CPU what was computed on an emulated GPU alone so far; who names a GPU gets it.
-    pub fn takes_untried(self, what: &str) -> Result<()> {
-        if self != DeviceChoice::Auto {
-            return Ok(());
-        }
-        Err(err!("the kernels for {what} have run on an emulated GPU only")
-            .help("--device cuda takes them all the same"))
-    }
-
     fn gpu_of(self, local_rank: usize, env: &dyn Fn(&str) -> Option<String>) -> Result<Gpu> {
         let cuda = Cuda::find(env)?;
         let index = match self {
@@ -154,13 +145,6 @@ mod tests {
             assert_eq!(asked.or_cpu(Ok(7)).unwrap(), Some(7));
             assert_eq!(asked.or_cpu(refused()).unwrap_err().message(), "too wide");
         }
-    }
-
-    #[test]
-    fn what_no_gpu_has_run_is_left_to_the_cpu_under_auto_alone() {
-        let error = DeviceChoice::Auto.takes_untried("LKF").unwrap_err();
-        assert_eq!(error.message(), "the kernels for LKF have run on an emulated GPU only");
-        assert!(DeviceChoice::Cuda(None).takes_untried("LKF").is_ok());
     }
 
     #[test]

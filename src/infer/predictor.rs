@@ -432,7 +432,7 @@ impl Predictor {
     fn make_engine(&self, shortest: impl FnOnce() -> Result<f64>) -> Result<PrecisionEngine> {
         let mode = self.mode(shortest)?;
         if let Some((gpu, choice)) = &self.gpu
-            && let Some(engine) = choice.or_cpu(self.engine_on(gpu, *choice, mode))?
+            && let Some(engine) = choice.or_cpu(self.engine_on(gpu, mode))?
         {
             log::info!("computing on {}", gpu.name);
             return Ok(engine);
@@ -447,7 +447,7 @@ impl Predictor {
         })
     }
 
-    fn engine_on(&self, gpu: &Gpu, choice: DeviceChoice, mode: EmbeddingMode) -> Result<PrecisionEngine> {
+    fn engine_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<PrecisionEngine> {
         if self.model.tables.is_some() {
             return Err(err!("a compressed model is evaluated on CPU threads only")
                 .help("use the model that it was made from: a series of its nets is faster than a table"));
@@ -457,7 +457,6 @@ impl Predictor {
         let form = match engine_on_gpu(&self.model)? {
             OnGpu::Fused(form) => form,
             OnGpu::Operations => {
-                choice.takes_untried("this model")?;
                 let device = plan::program::open(&gpu.cuda, gpu.index, numbers, &env)?;
                 return Ok(PrecisionEngine::Operations(Box::new(PlanEngine::new(&device, &self.model)?)));
             }

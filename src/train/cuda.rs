@@ -22,7 +22,7 @@ use super::validate;
 use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
 use crate::data::field::Field;
-use crate::engine::choice::{DeviceChoice, Gpu};
+use crate::engine::choice::Gpu;
 use crate::engine::cpu::chebyshev::Plan;
 use crate::engine::cuda::core::{Core, Gradient, LossKind, LossTerms, PLACES, Terms};
 use crate::engine::cuda::frame::{
@@ -82,19 +82,12 @@ pub fn learner(
     session: &Session,
     setup: &Arc<Setup>,
     (gpu, shared): (&Gpu, bool),
-    choice: DeviceChoice,
     numbers: Numbers,
     start_lr: f64,
 ) -> Result<Box<dyn Learner>> {
     Ok(match engine_on_gpu(&setup.model)? {
-        OnGpu::Fused(form) => {
-            if DeviceOptimizer::is_untried(setup, numbers) {
-                choice.takes_untried("this optimizer")?;
-            }
-            Box::new(fused(team, session, setup, gpu, shared, (numbers, form), start_lr)?)
-        }
+        OnGpu::Fused(form) => Box::new(fused(team, session, setup, gpu, shared, (numbers, form), start_lr)?),
         OnGpu::Operations => {
-            choice.takes_untried("this model")?;
             Box::new(operations::learner(team, session, setup, gpu, shared, numbers, start_lr)?)
         }
     })

@@ -204,8 +204,7 @@ fn learner(
             (true, GpuProducts::Tf32) => Numbers::Tf32,
             (true, GpuProducts::Bf16) => Numbers::Bf16,
         };
-        let made =
-            cuda::learner(team, session, setup, (gpu, *shared), options.device, numbers, rates.start_lr);
+        let made = cuda::learner(team, session, setup, (gpu, *shared), numbers, rates.start_lr);
         // Every rank has found the same: what one of them cannot do all of them have agreed upon.
         if let Some(learner) = options.device.or_cpu(made)? {
             return Ok(learner);

@@ -4,10 +4,9 @@ use crate::Result;
 use crate::checkpoint::{Array, Arrays};
 use crate::engine::cuda::core::Core;
 use crate::engine::cuda::muon::MuonPlan;
-use crate::gpu::Numbers;
 use crate::optim::adam::AdamOptions;
 use crate::optim::kalman::KalmanOptions;
-use crate::optim::muon::{self, Flavor, MuonOptions};
+use crate::optim::muon::{self, MuonOptions};
 use crate::optim::{moments, restored};
 use crate::train::setup::Setup;
 
@@ -40,14 +39,6 @@ impl DeviceOptimizer {
         let [beta1, beta2] = muon.adam_betas;
         let adam = AdamOptions { beta1, beta2, weight_decay: 0.0, decoupled: false };
         Some(DeviceOptimizer::Muon { plan, adam })
-    }
-
-    /// Whether that of the input has run on an emulated GPU only.
-    pub fn is_untried(setup: &Setup, numbers: Numbers) -> bool {
-        let optimizer = &setup.input.optimizer;
-        let is_tried = |muon: &MuonOptions| muon.flavor != Flavor::Ada && numbers == Numbers::F64;
-        optimizer.options::<KalmanOptions>().is_some()
-            || optimizer.options::<MuonOptions>().is_some_and(|muon| !is_tried(muon))
     }
 
     /// What is no matrix moves by it.

@@ -19,8 +19,9 @@ const MOST_PIECES: usize = 64;
 const PIECES: usize = 1 << 24;
 /// Blocks that help with a frame when its rows are brought together.
 const HELPERS: usize = 16;
-/// Tiles of products, as in `kernels/numbers.cu`.
+/// Tiles of products, and threads that make one, as in `kernels/numbers.cu`.
 const TILE: usize = 64;
+const MAKERS: usize = 128;
 
 /// What a batch needs room for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -480,6 +481,11 @@ impl Builder<'_> {
         Launch::new(self.limited(n), 256)
     }
 
+    /// A block for each of so many tiles of products.
+    fn products(&self, n: usize) -> Launch {
+        Launch::new(self.limited(n), MAKERS)
+    }
+
     /// An operation on rows of a kind.
     fn op(&self, rows: Rows) -> Op {
         let (at, groups) = self.rows(rows);
@@ -549,7 +555,7 @@ impl Builder<'_> {
     /// Blocks for the tiles of a product of all rows of a kind with so many columns.
     fn tiles(&self, rows: Rows, columns: usize) -> Launch {
         let (_, groups) = self.rows(rows);
-        self.blocks(2 * (self.most(rows).div_ceil(TILE) + groups) * columns.div_ceil(TILE))
+        self.products(2 * (self.most(rows).div_ceil(TILE) + groups) * columns.div_ceil(TILE))
     }
 
     fn normalize(&self, x: View, u: View, z: Id, y: Id, layer: &LayerShape, eps: f64) -> Op {
@@ -594,7 +600,7 @@ impl Builder<'_> {
         let op = Op { x, u, y, kind, n_in, n_out, size, scale, ..Op::default() };
         let n_sel = self.common.parts[part].n_sel();
         let tiles = |n: usize| (if n == 0 { n_sel } else { n }).div_ceil(TILE);
-        let launch = self.blocks(2 * self.class.rows[0] * tiles(sizes[0]) * tiles(sizes[1]));
+        let launch = self.products(2 * self.class.rows[0] * tiles(sizes[0]) * tiles(sizes[1]));
         Call { work: Work::OnBoth(SEGMENTS, part, op), launch, when: When::Always }
     }
 
@@ -825,7 +831,7 @@ impl Builder<'_> {
         let op = Op { pieces: self.pieces_at, splits: splits as i32, ..op };
         let tiles = splits * groups * n_rows.div_ceil(TILE) * n_out.div_ceil(TILE);
         let when = When::Second;
-        calls.push(Call { work: Work::Op(WEIGHTS, op), launch: self.blocks(tiles), when });
+        calls.push(Call { work: Work::Op(WEIGHTS, op), launch: self.products(tiles), when });
         let launch = self.elements(groups * n_rows * n_out);
         calls.push(Call { work: Work::Reduce(op, n_rows as i32), launch, when });
     }

@@ -11,8 +11,10 @@ struct Factor {
 
 // y = scale x u, for each atom: with matrices of couples where a bit of `kind` says so (1: x, 4: u, 16: y), turned (2: x, 8: u), or
 // added to what is there (32). Sizes are 0 where they are the number of neighbours: n_in rows of y, n_out columns, `size` between.
-extern "C" __global__ void __launch_bounds__(256) plan_segments(const __grid_constant__ Chunk c, const __grid_constant__ Part p,
-                                                                const __grid_constant__ Op op, int planes) {
+// Not both are turned.
+extern "C" __global__ void __launch_bounds__(MAKERS) plan_segments(const __grid_constant__ Chunk c, const __grid_constant__ Part p,
+                                                                   const __grid_constant__ Op op, int planes) {
+    __shared__ Stages stages;
     after_previous();
     int kind = op.kind, down = tiles_of(op.n_in ? op.n_in : p.n_sel), across = tiles_of(op.n_out ? op.n_out : p.n_sel);
     int all = atoms_of(c) * planes * down * across;
@@ -44,7 +46,10 @@ extern "C" __global__ void __launch_bounds__(256) plan_segments(const __grid_con
             real* to = y + (row + r) * ld + column + k;
             *to = kind & 32 ? *to + (real)op.scale * sum : (real)op.scale * sum;
         };
-        tile_product<true, true>(min(SIZE, rows - row), min(SIZE, columns - column), twice, a, b, end);
+        int m = min(SIZE, rows - row), width = min(SIZE, columns - column);
+        if (kind & 2) tile_product<false, false>(stages, m, width, twice, a, b, end);
+        else if (kind & 8) tile_product<true, true>(stages, m, width, twice, a, b, end);
+        else tile_product<true, false>(stages, m, width, twice, a, b, end);
     }
 }
 

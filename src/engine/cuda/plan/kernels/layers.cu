@@ -1,7 +1,8 @@
 // Operations on rows: layers of nets, whose parameters may differ from group to group of rows. Formulas: engine/reference/tape.rs.
 
 // z = x W + b; the bias has no change.
-extern "C" __global__ void __launch_bounds__(256) plan_dense(const __grid_constant__ Op op, int planes) {
+extern "C" __global__ void __launch_bounds__(MAKERS) plan_dense(const __grid_constant__ Op op, int planes) {
+    __shared__ Stages stages;
     after_previous();
     for (int t = blockIdx.x;; t += gridDim.x) {
         RowTile tile(op, t, planes, op.n_out);
@@ -9,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(256) plan_dense(const __grid_consta
         const real *w = op.w + tile.group * op.stride + tile.column, *b = op.b ? op.b + tile.group * op.stride + tile.column : nullptr;
         const real* x = op.x.v + tile.plane * op.x.plane + (size_t)tile.first * op.x.ld;
         real* z = op.z.v + tile.plane * op.z.plane + (size_t)tile.first * op.z.ld + tile.column;
-        tile_product<true, false>(tile.n, min(SIZE, op.n_out - tile.column), op.n_in,
+        tile_product<true, false>(stages, tile.n, min(SIZE, op.n_out - tile.column), op.n_in,
             [&](int r, int k) { return x[(size_t)r * op.x.ld + k]; },
             [&](int k, int c) { return w[(size_t)k * op.n_out + c]; },
             [&](int r, int c, real sum) { z[(size_t)r * op.z.ld + c] = b && !tile.plane ? sum + b[c] : sum; });
@@ -17,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(256) plan_dense(const __grid_consta
 }
 
 // Adds dz W^T to the adjoint of x.
-extern "C" __global__ void __launch_bounds__(256) plan_dense_back(const __grid_constant__ Op op, int planes) {
+extern "C" __global__ void __launch_bounds__(MAKERS) plan_dense_back(const __grid_constant__ Op op, int planes) {
+    __shared__ Stages stages;
     after_previous();
     for (int t = blockIdx.x;; t += gridDim.x) {
         RowTile tile(op, t, planes, op.n_in);
@@ -25,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256) plan_dense_back(const __grid_c
         const real* w = op.w + tile.group * op.stride + (size_t)tile.column * op.n_out;
         const real* dz = op.z.g + tile.plane * op.z.plane + (size_t)tile.first * op.z.ld;
         real* dx = op.x.g + tile.plane * op.x.plane + (size_t)tile.first * op.x.ld + tile.column;
-        tile_product<true, true>(tile.n, min(SIZE, op.n_in - tile.column), op.n_out,
+        tile_product<true, true>(stages, tile.n, min(SIZE, op.n_in - tile.column), op.n_out,
             [&](int r, int k) { return dz[(size_t)r * op.z.ld + k]; },
             [&](int k, int c) { return w[(size_t)c * op.n_out + k]; },
             [&](int r, int c, real sum) { dx[(size_t)r * op.x.ld + c] += sum; });
@@ -33,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(256) plan_dense_back(const __grid_c
 }
 
 // Pieces of the gradient of W, and of b as one more row of it: `[splits, groups, n_in (+ 1), n_out]`.
-extern "C" __global__ void __launch_bounds__(256) plan_weights(const __grid_constant__ Op op, int planes) {
+extern "C" __global__ void __launch_bounds__(MAKERS) plan_weights(const __grid_constant__ Op op, int planes) {
+    __shared__ Stages stages;
     after_previous();
     int n_in = op.n_in + (op.b ? 1 : 0), down = tiles_of(n_in), across = tiles_of(op.n_out);
     for (int t = blockIdx.x; t < op.splits * op.groups * down * across; t += gridDim.x) {
@@ -43,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256) plan_weights(const __grid_cons
         int begin = (int)((u64)n * split / op.splits), end = (int)((u64)n * (split + 1) / op.splits), count = end - begin;
         real* to = op.pieces + ((size_t)split * op.groups + group) * n_in * op.n_out;
         // Values meet the last plane of adjoints, changes the first one.
-        tile_product<false, false>(min(SIZE, n_in - row), min(SIZE, op.n_out - column), planes * count,
+        tile_product<false, false>(stages, min(SIZE, n_in - row), min(SIZE, op.n_out - column), planes * count,
             [&](int r, int k) {
                 int plane = k >= count, i = row + r;
                 size_t from = first + begin + k - plane * count;

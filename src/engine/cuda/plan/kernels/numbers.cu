@@ -70,40 +70,96 @@ __device__ __forceinline__ int rows_of(const Op& op) { return (int)op.rows[op.gr
 // ---- Products of matrices.
 
 #define SIZE 64
-#define DEPTH 16
+// Threads of a block that makes products: four warps, with a quarter of the tile each.
+#define MAKERS 128
+// A step along the inner dimension. What follows right after one another in memory along it lies so in shared memory, too; all else
+// lies along the other dimension. Either way the elements of a warp fall on different banks.
+#define STRIDE 16
 
-// end(r, c, sum over k of a(r, k) b(k, c)) for r < m, c < n, a tile of SIZE by SIZE at most, by 256 threads. A_DEEP, B_DEEP: what
-// lies side by side in memory has neighbouring k.
+template <bool DEEP> struct Staged {
+    static constexpr int LD = DEEP ? STRIDE + 4 : SIZE + (sizeof(real) == 8 ? 4 : 8);
+    // Elements that a thread brings.
+    static constexpr int EACH = SIZE * STRIDE / MAKERS;
+    static __device__ __forceinline__ int at(int k, int line) { return DEEP ? line * LD + k : k * LD + line; }
+    static __device__ __forceinline__ int k_of(int i) { return DEEP ? i % STRIDE : i / SIZE; }
+    static __device__ __forceinline__ int line_of(int i) { return DEEP ? i / STRIDE : i % SIZE; }
+    // `get(line, k)` is an element, of so many lines and so deep a product.
+    template <typename Get> static __device__ __forceinline__ void fetch(real (&kept)[EACH], int lines, int left, Get get) {
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            int i = threadIdx.x + e * MAKERS, k = k_of(i), line = line_of(i);
+            kept[e] = line < lines && k < left ? get(line, k) : real(0);
+        }
+    }
+    static __device__ __forceinline__ void put(real* to, const real (&kept)[EACH]) {
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            int i = threadIdx.x + e * MAKERS;
+            to[at(k_of(i), line_of(i))] = kept[e];
+        }
+    }
+};
+
+// Shared memory of a tile: two steps of both factors.
+#define STAGE (SIZE * (STRIDE + 4))
+static_assert(Staged<true>::LD * SIZE <= STAGE && Staged<false>::LD * STRIDE <= STAGE, "a step of a factor has room");
+struct Stages { real left[2][STAGE], right[2][STAGE]; };
+
+// end(r, c, sum over k of a(r, k) b(k, c)) for r < m, c < n, a tile of SIZE by SIZE at most, by MAKERS threads on tensor cores (AFrag, BFrag and
+// mma are those of product.cu). A_DEEP, B_DEEP: what lies side by side in memory has neighbouring k. The next step is fetched while
+// this one is multiplied.
 template <bool A_DEEP, bool B_DEEP, typename A, typename B, typename End>
-__device__ __forceinline__ void tile_product(int m, int n, int depth, A a, B b, End end) {
-    __shared__ real left[DEPTH][SIZE + 4], right[DEPTH][SIZE + 4];
-    int down = threadIdx.x / 16 * 4, across = threadIdx.x % 16 * 4;
-    real sum[4][4] = {};
-    for (int k0 = 0; k0 < depth; k0 += DEPTH) {
-        for (int i = threadIdx.x; i < DEPTH * SIZE; i += 256) {
-            int k = A_DEEP ? i % DEPTH : i / SIZE, r = A_DEEP ? i / DEPTH : i % SIZE;
-            left[k][r] = r < m && k0 + k < depth ? a(r, k0 + k) : real(0);
-            k = B_DEEP ? i % DEPTH : i / SIZE, r = B_DEEP ? i / DEPTH : i % SIZE;
-            right[k][r] = r < n && k0 + k < depth ? b(k0 + k, r) : real(0);
-        }
+__device__ __forceinline__ void tile_product(Stages& stages, int m, int n, int depth, A a, B b, End end) {
+    typedef Staged<A_DEEP> Left;
+    typedef Staged<B_DEEP> Right;
+    constexpr int K = PRODUCTS == 16 ? 16 : 8;
+    int lane = threadIdx.x % 32, down = threadIdx.x / 64 * 32, across = threadIdx.x / 32 % 2 * 32;
+    // Quarters of which nothing is wanted are not multiplied.
+    bool works = down < m && across < n;
+    real sum[2][4][4] = {}, kept_a[Left::EACH], kept_b[Right::EACH];
+    auto fetch = [&](int k0) {
+        Left::fetch(kept_a, m, depth - k0, [&](int line, int k) { return a(line, k0 + k); });
+        Right::fetch(kept_b, n, depth - k0, [&](int line, int k) { return b(k0 + k, line); });
+    };
+    fetch(0);
+    // What was left of the tile before is read by now.
+    __syncthreads();
+    for (int k0 = 0, half = 0; k0 < depth; k0 += STRIDE, half ^= 1) {
+        real *left = stages.left[half], *right = stages.right[half];
+        Left::put(left, kept_a), Right::put(right, kept_b);
         __syncthreads();
+        if (k0 + STRIDE < depth) fetch(k0 + STRIDE);
+        if (!works) continue;
 #pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
-            real x[4], y[4];
+        for (int k = 0; k < STRIDE; k += K) {
+            AFrag x[2];
 #pragma unroll
-            for (int i = 0; i < 4; i++) x[i] = left[k][down + i], y[i] = right[k][across + i];
+            for (int i = 0; i < 2; i++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+                for (int e = 0; e < K / 2; e++)
+                    x[i].x[e] = left[Left::at(k + lane % 4 + e / 2 * 4, down + 16 * i + lane / 4 + e % 2 * 8)];
+                split(x[i]);
+            }
 #pragma unroll
-                for (int j = 0; j < 4; j++) sum[i][j] = fused(x[i], y[j], sum[i][j]);
+            for (int j = 0; j < 4; j++) {
+                BFrag y;
+#pragma unroll
+                for (int e = 0; e < K / 4; e++) y.x[e] = right[Right::at(k + lane % 4 + e * 4, across + 8 * j + lane / 4)];
+                split(y);
+#pragma unroll
+                for (int i = 0; i < 2; i++) mma(sum[i][j], x[i], y);
+            }
         }
-        __syncthreads();
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (down + i < m && across + j < n) end(down + i, across + j, sum[i][j]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int r = down + 16 * i + lane / 4 + e / 2 * 8, c = across + 8 * j + lane % 4 * 2 + e % 2;
+                if (r < m && c < n) end(r, c, sum[i][j][e]);
+            }
 }
 
 __device__ __forceinline__ int tiles_of(int n) { return (n + SIZE - 1) / SIZE; }
