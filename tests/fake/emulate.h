@@ -217,6 +217,9 @@ static void copy_16(void* to, const void* from, int bytes) {
     memcpy(to, from, bytes);
 }
 static void copy_16(void* to, const void* from) { copy_16(to, from, 16); }
+template <typename F> static void copy_number(F* to, const F* from, bool is_there) { *to = is_there ? *from : F(0); }
+static void copies_together() {}
+template <int LEFT> static void copies_wait() {}
 namespace emulated {
 struct Phase { uint16_t arrivals, left; uint32_t parity; };
 }

@@ -23,8 +23,10 @@ pub fn switch(options: &DescriptorOptions, r: f64) -> (f64, f64) {
         return (0.0, 0.0);
     }
     let x = (r - low) / (high - low);
-    let w = x * x * x * (-6.0 * x * x + 15.0 * x - 10.0) + 1.0;
-    let w_x = x * x * (-30.0 * x * x + 60.0 * x - 30.0);
+    // As factors: the sum would lose all digits close to rcut, where attention divides by what is left.
+    let left = (high - r) / (high - low);
+    let w = left * left * left * (1.0 + 3.0 * x + 6.0 * x * x);
+    let w_x = -30.0 * x * x * left * left;
     (w, w_x / (high - low))
 }
 
@@ -32,6 +34,18 @@ pub fn switch(options: &DescriptorOptions, r: f64) -> (f64, f64) {
 mod tests {
     use super::*;
     use crate::engine::reference::tests::options;
+
+    #[test]
+    fn the_switch_keeps_its_digits_close_to_the_cutoff() {
+        let mut options = options();
+        (options.rcut_smth, options.rcut) = (0.5, 6.0);
+        for short in [1e-3, 1e-5, 1e-7] {
+            let left = short / 5.5;
+            let (w, w_r) = switch(&options, 6.0 - short);
+            assert!((w / (10.0 * left.powi(3)) - 1.0).abs() < 2.0 * left + 1e-8);
+            assert!((w_r / (-30.0 * left * left / 5.5) - 1.0).abs() < 3.0 * left + 1e-8);
+        }
+    }
 
     #[test]
     fn the_row_reaches_zero_smoothly_at_the_cutoff() {

@@ -52,6 +52,17 @@ __device__ __forceinline__ void copy_16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from));
 }
 
+// Copies one number, or puts a zero where there is none.
+__device__ __forceinline__ void copy_number(real* to, const real* from, bool is_there) {
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(address), "l"(from), "n"(sizeof(real)),
+                 "r"(is_there ? (int)sizeof(real) : 0));
+}
+// Copies since the last call belong together; waits until all but the last so many of those that belong together are there, as far as this
+// thread has started them.
+__device__ __forceinline__ void copies_together() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;\n" ::"n"(LEFT) : "memory"); }
+
 // A counter in shared memory that ends a phase after so many arrivals; phases are told apart by their parity.
 __device__ __forceinline__ void phase_init(u64* at, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"((u32)__cvta_generic_to_shared(at)), "r"(arrivals));

@@ -291,7 +291,7 @@ impl PlanCore {
         assert!(known, "a shape is used while its core keeps it");
     }
 
-    /// Some kernels of a chunk, for so many planes.
+    /// Some kernels of a chunk, of the pass that makes so many planes.
     fn calls(&self, shape: &Shape, c: &ChunkOnDevice, calls: &[Call], planes: i32) -> Result<()> {
         let (b, chunk) = (shape.batch, c.chunk);
         for Call { work, launch, when } in calls {
@@ -335,10 +335,10 @@ impl PlanCore {
         Ok(())
     }
 
-    /// The way there and back through the operations of a chunk.
+    /// The way there and back through the operations of a chunk, for one plane: the first, or the second where the first is there.
     fn there_and_back(&self, shape: &Shape, c: &ChunkOnDevice, planes: i32) -> Result<()> {
         self.calls(shape, c, &c.forward, planes)?;
-        let (at, bytes) = shape.adjoints;
+        let (at, bytes) = shape.adjoints[planes as usize - 1];
         // SAFETY: see the module of this engine; the adjoints are inside the memory of the shape.
         unsafe {
             if planes == 1 {
@@ -400,8 +400,10 @@ impl PlanCore {
         // SAFETY: see the module of this engine; the gradient has one more number.
         unsafe { self.start(BEGIN, launch, arguments)? };
         for c in &shape.chunks {
+            // Another chunk has been here since.
             if shape.chunks.len() > 1 {
                 self.take(c)?;
+                self.there_and_back(shape, c, 1)?;
             }
             self.there_and_back(shape, c, 2)?;
         }

@@ -71,7 +71,7 @@ structures! {
         radial: (const real*),
         /// `[n_types^2]` of couples, 1 / (sel sel)
         weights: (const real*),
-        rcut_smth: f64, inv_width: f64, protection: f64,
+        rcut: f64, rcut_smth: f64, inv_width: f64, protection: f64,
         groups: i32, n_types: i32, n_sel: i32, most_atoms: i32,
         number: i32,
         /// Numbers of lists

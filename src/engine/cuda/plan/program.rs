@@ -31,6 +31,9 @@ kernels! {
     DENSE = "plan_dense" (Op, i32);
     DENSE_BACK = "plan_dense_back" (Op, i32);
     WEIGHTS = "plan_weights" (Op, i32);
+    NARROW_DENSE = "plan_narrow" (Op, i32);
+    NARROW_BACK = "plan_narrow_back" (Op, i32);
+    NARROW_WEIGHTS = "plan_narrow_weights" (Op, i32);
     REDUCE = "plan_reduce" (Op, Ptr<f64>, i32);
     ACTIVATE = "plan_activate" (Op, i32);
     ACTIVATE_BACK = "plan_activate_back" (Op, i32);

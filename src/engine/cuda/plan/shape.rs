@@ -12,9 +12,11 @@ use std::sync::Arc;
 
 /// Blocks of a kernel at most, for each multiprocessor.
 const BLOCKS: usize = 16;
-/// Rows of a piece of a gradient, and pieces of a group at most.
+/// Rows of a piece of a gradient, and pieces of a group at most: of matrices, and of what is so small that pieces are many.
 const PIECE_ROWS: usize = 512;
 const MOST_PIECES: usize = 64;
+const SMALL_PIECE_ROWS: usize = 128;
+const MOST_SMALL_PIECES: usize = 1024;
 /// Numbers of all pieces of an operation at most, as long as one piece is smaller.
 const PIECES: usize = 1 << 24;
 /// Blocks that help with a frame when its rows are brought together.
@@ -22,6 +24,8 @@ const HELPERS: usize = 16;
 /// Tiles of products, and threads that make one, as in `kernels/numbers.cu`.
 const TILE: usize = 64;
 const MAKERS: usize = 128;
+/// Inputs of a narrow layer at most; its weights and biases have one thread each.
+const NARROW: usize = 8;
 
 /// What a batch needs room for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -227,8 +231,8 @@ pub struct Shape {
     pub tables: Tables,
     pub batch: Batch,
     pub chunks: Vec<ChunkOnDevice>,
-    /// Where the adjoints lie, which start at zero: first byte and number of bytes.
-    pub adjoints: (DevicePtr, usize),
+    /// Where the adjoints of the energy and those of the loss lie, which start at zero: first byte and number of bytes.
+    pub adjoints: [(DevicePtr, usize); 2],
     pub bytes: usize,
 }
 
@@ -330,25 +334,32 @@ fn batch(
     }
 }
 
-fn matrices(place: &mut Place, common: &Common, class: &Class) -> (Vec<Mat>, (DevicePtr, usize)) {
+/// Two planes, in each of which values stand before adjoints.
+fn matrices(place: &mut Place, common: &Common, class: &Class) -> (Vec<Mat>, [(DevicePtr, usize); 2]) {
     let size = common.device.numbers.size();
     let matrices = &common.graph.matrices;
     let numbers = |k: usize| most_rows(common, class, matrices[k].rows) * matrices[k].width;
-    let mut mats = Vec::new();
-    for (k, matrix) in matrices.iter().enumerate() {
-        let v = match &common.given[k] {
-            Some(buffer) => buffer.address(),
-            None if matrix.only_adjoint => 0,
-            None => place.take(2 * numbers(k) * size),
+    let mut plane = Place { start: 0, end: 0 };
+    let mut take = |k: usize| plane.take(numbers(k) * size);
+    let has_values = |k: &usize| !matrices[*k].only_adjoint && common.given[*k].is_none();
+    let values: Vec<_> = (0..matrices.len()).map(|k| has_values(&k).then(|| take(k))).collect();
+    let adjoints: Vec<_> = (0..matrices.len()).map(|k| common.given[k].is_none().then(|| take(k))).collect();
+    let first_adjoint = adjoints.iter().flatten().next().copied().unwrap_or(0);
+    let start = place.take(2 * plane.end);
+    let mat = |k: usize| {
+        let width = matrices[k].width as i32;
+        let at = |offset: Option<u64>| offset.map_or(0, |offset| start + offset);
+        let (v, g, stride) = match &common.given[k] {
+            // Nobody asks for the adjoints of what is given, but kernels make them.
+            Some(buffer) => (buffer.address(), place.take(2 * numbers(k) * size), numbers(k)),
+            None => (at(values[k]), at(adjoints[k]), plane.end / size),
         };
-        let width = matrix.width as i32;
-        mats.push(Mat { v, g: 0, plane: numbers(k) as u64, width, ld: width });
-    }
-    let first = place.take(0);
-    for (k, mat) in mats.iter_mut().enumerate() {
-        mat.g = place.take(2 * numbers(k) * size);
-    }
-    (mats, (first, (place.take(0) - first) as usize))
+        Mat { v, g, plane: stride as u64, width, ld: width }
+    };
+    let mats = (0..matrices.len()).map(mat).collect();
+    let of_plane =
+        |k: u64| (start + k * plane.end as u64 + first_adjoint, plane.end - first_adjoint as usize);
+    (mats, [0, 1].map(of_plane))
 }
 
 /// Rows that there is room for.
@@ -402,6 +413,7 @@ fn part(place: &mut Place, common: &Common, class: &Class, k: usize) -> Part {
         still_s: common.still_s[k].address(),
         radial: common.radial[k].address(),
         weights: common.couple_weights[k].address(),
+        rcut: options.rcut,
         rcut_smth: options.rcut_smth,
         inv_width: 1.0 / (options.rcut - options.rcut_smth),
         protection: options.env_protection,
@@ -494,7 +506,15 @@ impl Builder<'_> {
 
     /// Pieces of a sum over rows, `each` numbers: how many.
     fn splits(&mut self, rows: usize, groups: usize, each: usize) -> usize {
-        let splits = rows.div_ceil(groups * PIECE_ROWS).clamp(1, MOST_PIECES);
+        self.splits_of(rows, groups, each, PIECE_ROWS, MOST_PIECES)
+    }
+
+    fn small_splits(&mut self, rows: usize, groups: usize, each: usize) -> usize {
+        self.splits_of(rows, groups, each, SMALL_PIECE_ROWS, MOST_SMALL_PIECES)
+    }
+
+    fn splits_of(&mut self, rows: usize, groups: usize, each: usize, least: usize, most: usize) -> usize {
+        let splits = rows.div_ceil(groups * least).clamp(1, most);
         let splits = splits.min(PIECES.div_ceil(groups * each)).max(1);
         self.pieces = self.pieces.max(splits * groups * each);
         splits
@@ -555,7 +575,7 @@ impl Builder<'_> {
     /// Blocks for the tiles of a product of all rows of a kind with so many columns.
     fn tiles(&self, rows: Rows, columns: usize) -> Launch {
         let (_, groups) = self.rows(rows);
-        self.products(2 * (self.most(rows).div_ceil(TILE) + groups) * columns.div_ceil(TILE))
+        self.products((self.most(rows).div_ceil(TILE) + groups) * columns.div_ceil(TILE))
     }
 
     fn normalize(&self, x: View, u: View, z: Id, y: Id, layer: &LayerShape, eps: f64) -> Op {
@@ -600,7 +620,7 @@ impl Builder<'_> {
         let op = Op { x, u, y, kind, n_in, n_out, size, scale, ..Op::default() };
         let n_sel = self.common.parts[part].n_sel();
         let tiles = |n: usize| (if n == 0 { n_sel } else { n }).div_ceil(TILE);
-        let launch = self.products(2 * self.class.rows[0] * tiles(sizes[0]) * tiles(sizes[1]));
+        let launch = self.products(self.class.rows[0] * tiles(sizes[0]) * tiles(sizes[1]));
         Call { work: Work::OnBoth(SEGMENTS, part, op), launch, when: When::Always }
     }
 
@@ -628,7 +648,10 @@ impl Builder<'_> {
             }
             Step::Dense { x, z, y, layer, stride } => {
                 let (op, rows) = (self.dense(*x, *z, *y, layer, *stride), self.rows_of(*z));
-                push(Work::Op(DENSE, op), self.tiles(rows, layer.n_out));
+                match is_narrow(&op) {
+                    true => push(Work::Op(NARROW_DENSE, op), self.elements(self.most(rows) * layer.n_out)),
+                    false => push(Work::Op(DENSE, op), self.tiles(rows, layer.n_out)),
+                }
                 if !is_plain(layer) {
                     push(Work::Op(ACTIVATE, op), self.elements(self.most(rows) * layer.n_out));
                 }
@@ -653,8 +676,12 @@ impl Builder<'_> {
                 push(Work::Op(GATHER, op), self.elements(self.most(self.rows_of(y.id)) * x.width));
             }
             Step::Zero { y } => {
-                let bytes = 2 * self.whole(*y).plane as usize * self.common.device.numbers.size();
-                push(Work::Clear(self.whole(*y).v, bytes), Launch::new(1, 1));
+                let (mat, size) = (self.whole(*y), self.common.device.numbers.size());
+                let bytes = self.most(self.rows_of(*y)) * mat.width as usize * size;
+                for (plane, when) in [(0, When::First), (mat.plane, When::Second)] {
+                    let work = Work::Clear(mat.v + plane * size as u64, bytes);
+                    calls.push(Call { work, launch: Launch::new(1, 1), when });
+                }
             }
             Step::Combine { x, u, switch, y } => {
                 let op = self.combine(*x, *u, *switch, *y);
@@ -741,7 +768,12 @@ impl Builder<'_> {
                     push(calls, Work::Op(ACTIVATE_BACK, op), self.elements(n));
                 }
                 self.weights(calls, op, rows);
-                push(calls, Work::Op(DENSE_BACK, op), self.tiles(rows, layer.n_in));
+                match is_narrow(&op) {
+                    true => {
+                        push(calls, Work::Op(NARROW_BACK, op), self.elements(self.most(rows) * layer.n_in))
+                    }
+                    false => push(calls, Work::Op(DENSE_BACK, op), self.tiles(rows, layer.n_in)),
+                }
             }
             Step::Normalize { x, u, z, y, layer, eps } => {
                 let (op, rows) = (self.normalize(*x, *u, *z, *y, layer, *eps), self.rows_of(*z));
@@ -765,10 +797,10 @@ impl Builder<'_> {
                     return push(calls, Work::Op(COPY_BACK, op), self.elements(self.most(rows) * x.width));
                 }
                 let each = op.n_in as usize * x.width;
-                let splits = self.splits(self.most(rows), 1, 2 * each);
+                let splits = self.small_splits(self.most(rows), 1, each);
                 let op = Op { pieces: self.pieces_at, splits: splits as i32, ..op };
-                push(calls, Work::Op(GATHER_BACK, op), self.blocks(2 * splits));
-                push(calls, Work::Op(GATHER_REDUCE, op), self.elements(2 * each));
+                push(calls, Work::Op(GATHER_BACK, op), self.blocks(splits * x.width.div_ceil(32)));
+                push(calls, Work::Op(GATHER_REDUCE, op), self.elements(each));
             }
             Step::Zero { .. } | Step::Extra { .. } => {}
             Step::Combine { x, u, switch, y } => {
@@ -827,11 +859,17 @@ impl Builder<'_> {
         let n_rows = op.n_in as usize + usize::from(op.b != 0);
         let n_out = op.n_out as usize;
         let (most, groups) = (self.most(rows), op.groups as usize);
-        let splits = self.splits(most, groups, n_rows * n_out);
+        let (kernel, splits, launch) = if is_narrow(&op) {
+            let splits = self.small_splits(most, groups, n_rows * n_out);
+            (NARROW_WEIGHTS, splits, self.blocks(splits * groups))
+        } else {
+            let splits = self.splits(most, groups, n_rows * n_out);
+            let tiles = splits * groups * (op.n_in as usize).div_ceil(TILE) * n_out.div_ceil(TILE);
+            (WEIGHTS, splits, self.products(tiles))
+        };
         let op = Op { pieces: self.pieces_at, splits: splits as i32, ..op };
-        let tiles = splits * groups * n_rows.div_ceil(TILE) * n_out.div_ceil(TILE);
         let when = When::Second;
-        calls.push(Call { work: Work::Op(WEIGHTS, op), launch: self.products(tiles), when });
+        calls.push(Call { work: Work::Op(kernel, op), launch, when });
         let launch = self.elements(groups * n_rows * n_out);
         calls.push(Call { work: Work::Reduce(op, n_rows as i32), launch, when });
     }
@@ -840,11 +878,17 @@ impl Builder<'_> {
     fn vectors(&mut self, calls: &mut Vec<Call>, op: Op, rows: Rows, kind: i32) {
         let (most, groups, n_out) = (self.most(rows), op.groups as usize, op.n_out as usize);
         let n_rows = 1 + kind as usize;
-        let splits = self.splits(most, groups, n_rows * n_out);
+        let splits = self.small_splits(most, groups, n_rows * n_out);
         let op = Op { pieces: self.pieces_at, splits: splits as i32, n_in: 1, ..op };
         let launch = self.elements(splits * groups * n_out);
         calls.push(Call { work: Work::OfKind(VECTORS, op, kind), launch, when: When::Second });
         let launch = self.elements(groups * n_rows * n_out);
         calls.push(Call { work: Work::Reduce(op, n_rows as i32), launch, when: When::Second });
     }
+}
+
+/// Whether a layer is so narrow that tiles of products would be nearly empty.
+fn is_narrow(op: &Op) -> bool {
+    let n_rows = op.n_in as usize + usize::from(op.b != 0);
+    op.n_in as usize <= NARROW && n_rows * op.n_out as usize <= 256
 }

@@ -1,14 +1,6 @@
 // Attention between the neighbours of an atom, whose rows stand side by side: engine/reference/attention.rs. A matrix of couples has a
 // number for every two neighbours of an atom, row after row, atom after atom.
 
-// A factor of a product: pieces of rows, or couples; perhaps turned.
-struct Factor {
-    const real* x;
-    size_t ld;
-    bool is_turned;
-    __device__ __forceinline__ real operator()(int r, int k) const { return is_turned ? x[k * ld + r] : x[r * ld + k]; }
-};
-
 // y = scale x u, for each atom: with matrices of couples where a bit of `kind` says so (1: x, 4: u, 16: y), turned (2: x, 8: u), or
 // added to what is there (32). Sizes are 0 where they are the number of neighbours: n_in rows of y, n_out columns, `size` between.
 // Not both are turned.
@@ -16,40 +8,32 @@ extern "C" __global__ void __launch_bounds__(MAKERS) plan_segments(const __grid_
                                                                    const __grid_constant__ Op op, int planes) {
     __shared__ Stages stages;
     after_previous();
-    int kind = op.kind, down = tiles_of(op.n_in ? op.n_in : p.n_sel), across = tiles_of(op.n_out ? op.n_out : p.n_sel);
-    int all = atoms_of(c) * planes * down * across;
+    int kind = op.kind, down = tiles_of(op.n_in ? op.n_in : p.n_sel), across = tiles_of(op.n_out ? op.n_out : p.n_sel), plane = planes - 1;
+    int all = atoms_of(c) * down * across;
     for (int t = blockIdx.x; t < all; t += gridDim.x) {
-        int column = t % across * SIZE, row = t / across % down * SIZE, plane = t / across / down % planes;
-        size_t atom = t / across / down / planes;
+        int column = t % across * SIZE, row = t / across % down * SIZE;
+        size_t atom = t / across / down;
         int n = (int)p.total[atom], rows = op.n_in ? op.n_in : n, columns = op.n_out ? op.n_out : n, depth = op.size ? op.size : n;
         if (row >= rows || column >= columns) continue;
         size_t first = p.first[atom], couples = p.square[atom];
-        auto factor = [&](const Mat& m, int which, bool is_turned) {
-            return kind & which ? Factor{m.v + couples, (size_t)n, is_turned} : Factor{m.v + first * m.ld, (size_t)m.ld, is_turned};
+        // Where lines follow one another in memory the first one is `line` numbers on, else so many rows.
+        auto factor = [&](const Mat& m, int couple, bool lines_follow, int line, int lines) {
+            size_t ld = couple ? (size_t)n : (size_t)m.ld;
+            const real* at = m.v + (couple ? couples : first * m.ld) + (lines_follow ? line : line * ld);
+            return Factor{{at, at}, ld, min(SIZE, lines - line)};
         };
-        Factor x = factor(op.x, 1, kind & 2), u = factor(op.u, 4, kind & 8);
-        real* y = op.y.v + plane * op.y.plane + (kind & 16 ? couples : first * op.y.ld);
-        size_t ld = kind & 16 ? (size_t)n : (size_t)op.y.ld;
+        Factor x = factor(op.x, kind & 1, kind & 2, row, rows), u = factor(op.u, kind & 4, !(kind & 8), column, columns);
         // The change of a product: that of the first factor times the second, and the other way round.
-        int twice = plane ? 2 * depth : depth;
-        auto a = [&](int r, int k) {
-            Factor of = x;
-            if (plane && k < depth) of.x += op.x.plane;
-            return of(row + r, k < depth ? k : k - depth);
-        };
-        auto b = [&](int k, int r) {
-            Factor of = u;
-            if (k >= depth) of.x += op.u.plane;
-            return of(k < depth ? k : k - depth, column + r);
-        };
+        if (plane) x.at[0] += op.x.plane, u.at[1] += op.u.plane;
+        size_t ld = kind & 16 ? (size_t)n : (size_t)op.y.ld;
+        real* y = op.y.v + plane * op.y.plane + (kind & 16 ? couples : first * op.y.ld) + row * ld + column;
         auto end = [&](int r, int k, real sum) {
-            real* to = y + (row + r) * ld + column + k;
+            real* to = y + r * ld + k;
             *to = kind & 32 ? *to + (real)op.scale * sum : (real)op.scale * sum;
         };
-        int m = min(SIZE, rows - row), width = min(SIZE, columns - column);
-        if (kind & 2) tile_product<false, false>(stages, m, width, twice, a, b, end);
-        else if (kind & 8) tile_product<true, true>(stages, m, width, twice, a, b, end);
-        else tile_product<true, false>(stages, m, width, twice, a, b, end);
+        if (kind & 2) tile_product<false, false>(stages, x, u, planes, depth, end);
+        else if (kind & 8) tile_product<true, true>(stages, x, u, planes, depth, end);
+        else tile_product<true, false>(stages, x, u, planes, depth, end);
     }
 }
 

@@ -1,19 +1,34 @@
 // Operations on rows: layers of nets, whose parameters may differ from group to group of rows. Formulas: engine/reference/tape.rs.
 
+__device__ __forceinline__ int group_of_row(const Op& op, int row) {
+    int group = 0;
+    while (group + 1 < op.groups && row >= (int)op.rows[group + 1]) group++;
+    return group;
+}
+
+// The rows of a group that one piece of a sum over them is made of.
+struct Piece {
+    size_t begin, end;
+    __device__ __forceinline__ Piece(const Op& op, int group, int split) {
+        u64 first = op.rows[group], n = op.rows[group + 1] - first;
+        begin = first + n * split / op.splits, end = first + n * (split + 1) / op.splits;
+    }
+};
+
 // z = x W + b; the bias has no change.
 extern "C" __global__ void __launch_bounds__(MAKERS) plan_dense(const __grid_constant__ Op op, int planes) {
     __shared__ Stages stages;
     after_previous();
+    int plane = planes - 1;
     for (int t = blockIdx.x;; t += gridDim.x) {
-        RowTile tile(op, t, planes, op.n_out);
+        RowTile tile(op, t, op.n_out);
         if (!tile.is_there) return;
-        const real *w = op.w + tile.group * op.stride + tile.column, *b = op.b ? op.b + tile.group * op.stride + tile.column : nullptr;
-        const real* x = op.x.v + tile.plane * op.x.plane + (size_t)tile.first * op.x.ld;
-        real* z = op.z.v + tile.plane * op.z.plane + (size_t)tile.first * op.z.ld + tile.column;
-        tile_product<true, false>(stages, tile.n, min(SIZE, op.n_out - tile.column), op.n_in,
-            [&](int r, int k) { return x[(size_t)r * op.x.ld + k]; },
-            [&](int k, int c) { return w[(size_t)k * op.n_out + c]; },
-            [&](int r, int c, real sum) { z[(size_t)r * op.z.ld + c] = b && !tile.plane ? sum + b[c] : sum; });
+        u64 own = tile.group * op.stride + tile.column;
+        const real* b = op.b && !plane ? op.b + own : nullptr;
+        Factor x = {{op.x.v + plane * op.x.plane + (size_t)tile.first * op.x.ld}, (size_t)op.x.ld, tile.n};
+        Factor w = {{op.w + own}, (size_t)op.n_out, min(SIZE, op.n_out - tile.column)};
+        real* z = op.z.v + plane * op.z.plane + (size_t)tile.first * op.z.ld + tile.column;
+        tile_product<true, false>(stages, x, w, 1, op.n_in, [&](int r, int c, real sum) { z[(size_t)r * op.z.ld + c] = b ? sum + b[c] : sum; });
     }
 }
 
@@ -21,16 +36,14 @@ extern "C" __global__ void __launch_bounds__(MAKERS) plan_dense(const __grid_con
 extern "C" __global__ void __launch_bounds__(MAKERS) plan_dense_back(const __grid_constant__ Op op, int planes) {
     __shared__ Stages stages;
     after_previous();
+    int plane = planes - 1;
     for (int t = blockIdx.x;; t += gridDim.x) {
-        RowTile tile(op, t, planes, op.n_in);
+        RowTile tile(op, t, op.n_in);
         if (!tile.is_there) return;
-        const real* w = op.w + tile.group * op.stride + (size_t)tile.column * op.n_out;
-        const real* dz = op.z.g + tile.plane * op.z.plane + (size_t)tile.first * op.z.ld;
-        real* dx = op.x.g + tile.plane * op.x.plane + (size_t)tile.first * op.x.ld + tile.column;
-        tile_product<true, true>(stages, tile.n, min(SIZE, op.n_in - tile.column), op.n_out,
-            [&](int r, int k) { return dz[(size_t)r * op.z.ld + k]; },
-            [&](int k, int c) { return w[(size_t)c * op.n_out + k]; },
-            [&](int r, int c, real sum) { dx[(size_t)r * op.x.ld + c] += sum; });
+        Factor dz = {{op.z.g + plane * op.z.plane + (size_t)tile.first * op.z.ld}, (size_t)op.z.ld, tile.n};
+        Factor w = {{op.w + tile.group * op.stride + (size_t)tile.column * op.n_out}, (size_t)op.n_out, min(SIZE, op.n_in - tile.column)};
+        real* dx = op.x.g + plane * op.x.plane + (size_t)tile.first * op.x.ld + tile.column;
+        tile_product<true, true>(stages, dz, w, 1, op.n_out, [&](int r, int c, real sum) { dx[(size_t)r * op.x.ld + c] += sum; });
     }
 }
 
@@ -38,26 +51,75 @@ extern "C" __global__ void __launch_bounds__(MAKERS) plan_dense_back(const __gri
 extern "C" __global__ void __launch_bounds__(MAKERS) plan_weights(const __grid_constant__ Op op, int planes) {
     __shared__ Stages stages;
     after_previous();
-    int n_in = op.n_in + (op.b ? 1 : 0), down = tiles_of(n_in), across = tiles_of(op.n_out);
+    int n_in = op.n_in + (op.b ? 1 : 0), down = tiles_of(op.n_in), across = tiles_of(op.n_out);
     for (int t = blockIdx.x; t < op.splits * op.groups * down * across; t += gridDim.x) {
         int column = t % across * SIZE, row = t / across % down * SIZE, group = t / across / down % op.groups;
         int split = t / across / down / op.groups;
-        int first = (int)op.rows[group], n = (int)op.rows[group + 1] - first;
-        int begin = (int)((u64)n * split / op.splits), end = (int)((u64)n * (split + 1) / op.splits), count = end - begin;
+        Piece piece(op, group, split);
         real* to = op.pieces + ((size_t)split * op.groups + group) * n_in * op.n_out;
         // Values meet the last plane of adjoints, changes the first one.
-        tile_product<false, false>(stages, min(SIZE, n_in - row), min(SIZE, op.n_out - column), planes * count,
-            [&](int r, int k) {
-                int plane = k >= count, i = row + r;
-                size_t from = first + begin + k - plane * count;
-                return i < op.n_in ? op.x.v[plane * op.x.plane + from * op.x.ld + i] : plane ? real(0) : real(1);
-            },
-            [&](int k, int c) {
-                int plane = k >= count;
-                size_t from = first + begin + k - plane * count;
-                return op.z.g[(planes - 1 - plane) * op.z.plane + from * op.z.ld + column + c];
-            },
-            [&](int r, int c, real sum) { to[(size_t)(row + r) * op.n_out + column + c] = sum; });
+        const real *x = op.x.v + piece.begin * op.x.ld + row, *dz = op.z.g + piece.begin * op.z.ld + column;
+        Factor left = {{x, x + op.x.plane}, (size_t)op.x.ld, min(SIZE, op.n_in - row)};
+        Factor right = {{dz + (planes - 1) * op.z.plane, dz}, (size_t)op.z.ld, min(SIZE, op.n_out - column)};
+        real bias = real(0);
+        bool sums = op.b && row == 0 && (int)threadIdx.x < right.lines;
+        auto seen = [&](const real* step, int half) {
+            for (int k = 0; k < STRIDE && sums && !half; k++) bias += step[Staged<false>::at(k, threadIdx.x)];
+        };
+        tile_product<false, false>(stages, left, right, planes, (int)(piece.end - piece.begin), seen,
+                                   [&](int r, int c, real sum) { to[(size_t)(row + r) * op.n_out + column + c] = sum; });
+        if (sums) to[(size_t)op.n_in * op.n_out + column + threadIdx.x] = bias;
+    }
+}
+
+// Layers of a few numbers, of which a tile of a product would be nearly empty. A thread makes an element.
+extern "C" __global__ void __launch_bounds__(256) plan_narrow(const __grid_constant__ Op op, int planes) {
+    after_previous();
+    int plane = planes - 1, n_out = op.n_out;
+    ELEMENTS(i, (size_t)rows_of(op) * n_out) {
+        int row = (int)(i / n_out), o = (int)(i - (size_t)row * n_out);
+        u64 own = group_of_row(op, row) * op.stride + o;
+        const real* x = op.x.v + plane * op.x.plane + (size_t)row * op.x.ld;
+        real sum = op.b && !plane ? op.b[own] : real(0);
+        for (int k = 0; k < op.n_in; k++) sum += x[k] * op.w[own + (u64)k * n_out];
+        op.z.v[plane * op.z.plane + (size_t)row * op.z.ld + o] = sum;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) plan_narrow_back(const __grid_constant__ Op op, int planes) {
+    after_previous();
+    int plane = planes - 1, n_in = op.n_in;
+    ELEMENTS(i, (size_t)rows_of(op) * n_in) {
+        int row = (int)(i / n_in), k = (int)(i - (size_t)row * n_in);
+        const real *dz = op.z.g + plane * op.z.plane + (size_t)row * op.z.ld, *w = op.w + group_of_row(op, row) * op.stride + (u64)k * op.n_out;
+        real sum = real(0);
+        for (int o = 0; o < op.n_out; o++) sum += dz[o] * w[o];
+        op.x.g[plane * op.x.plane + (size_t)row * op.x.ld + k] += sum;
+    }
+}
+
+// As plan_weights. Threads of a block share the rows of a piece out in teams, each thread with one element of the piece; a piece has at
+// most as many as a block has threads.
+extern "C" __global__ void __launch_bounds__(256) plan_narrow_weights(const __grid_constant__ Op op, int planes) {
+    __shared__ real scratch[256];
+    after_previous();
+    int n_in = op.n_in + (op.b ? 1 : 0), each = n_in * op.n_out, teams = 256 / each, team = (int)threadIdx.x / each;
+    int element = (int)threadIdx.x % each, k = element / op.n_out, o = element % op.n_out;
+    for (int t = blockIdx.x; t < op.splits * op.groups; t += gridDim.x) {
+        Piece piece(op, t % op.groups, t / op.groups);
+        real sum = real(0);
+        for (size_t row = piece.begin + team; row < piece.end && team < teams; row += teams) {
+            const real *x = op.x.v + row * op.x.ld + k, *dz = op.z.g + row * op.z.ld + o;
+            real last = dz[(planes - 1) * op.z.plane];
+            if (k == op.n_in) sum += last;
+            else sum += planes == 2 ? x[0] * last + x[op.x.plane] * dz[0] : x[0] * last;
+        }
+        __syncthreads();
+        scratch[threadIdx.x] = sum;
+        __syncthreads();
+        if (team) continue;
+        for (int other = 1; other < teams; other++) sum += scratch[other * each + element];
+        op.pieces[(size_t)t * each + element] = sum;
     }
 }
 
@@ -73,12 +135,6 @@ extern "C" __global__ void __launch_bounds__(256) plan_reduce(const __grid_const
         u64 to = row < op.n_in ? op.w_flat + k : op.b_flat + k % op.n_out;
         grad[to + group * op.stride] += sum;
     }
-}
-
-__device__ __forceinline__ int group_of_row(const Op& op, int row) {
-    int group = 0;
-    while (group + 1 < op.groups && row >= (int)op.rows[group + 1]) group++;
-    return group;
 }
 
 // y = idt act(z) + shortcut(x)
@@ -129,9 +185,9 @@ template <int P> __device__ __forceinline__ void vectors(const Op& op, int kind)
     int n_rows = kind + 1;
     ELEMENTS(i, (size_t)op.splits * op.groups * op.n_out) {
         int o = (int)(i % op.n_out), group = (int)(i / op.n_out % op.groups), split = (int)(i / op.n_out / op.groups);
-        u64 first = op.rows[group], n = op.rows[group + 1] - first;
+        Piece piece(op, group, split);
         real scale = real(0), shift = real(0);
-        for (u64 row = first + n * split / op.splits; row < first + n * (split + 1) / op.splits; row++) {
+        for (size_t row = piece.begin; row < piece.end; row++) {
             auto dy = at<P>(op.y.g, op.y.plane, row * op.y.ld + o);
             auto z = at<P>(op.z.v, op.z.plane, row * op.z.ld + o);
             if (kind == 0) z = value_at(jet(op.activation, value_of(z), (real)op.threshold), z);
@@ -281,18 +337,35 @@ extern "C" __global__ void __launch_bounds__(256) plan_copy_back(const __grid_co
     else copy_back<2>(op);
 }
 
-// The adjoint of a gather, in pieces `[splits, planes, n_in, n_out]`: n_in rows were gathered from.
+// The adjoint of a gather, in pieces `[splits, n_in, n_out]`: n_in rows were gathered from. Sums are made in shared memory, of so many
+// rows at a time as there is room for.
+#define GATHERED (4096 / 32)
 extern "C" __global__ void __launch_bounds__(256) plan_gather_back(const __grid_constant__ Op op, int planes) {
+    __shared__ real sums[GATHERED * 32];
     after_previous();
-    u64 n = rows_of(op), each = (u64)op.n_in * op.n_out;
-    for (int k = blockIdx.x; k < op.splits * planes; k += gridDim.x) {
-        int split = k / planes, plane = k % planes;
-        real* to = op.pieces + (size_t)k * each;
-        const real* dy = op.y.g + plane * op.y.plane;
-        for (int c = threadIdx.x; c < op.n_out; c += blockDim.x) {
-            for (int r = 0; r < op.n_in; r++) to[(size_t)r * op.n_out + c] = real(0);
-            for (u64 row = n * split / op.splits; row < n * (split + 1) / op.splits; row++)
-                to[(size_t)op.index[row] * op.n_out + c] += dy[row * op.y.ld + c];
+    u64 n = rows_of(op);
+    int columns = (op.n_out + 31) / 32, lane = threadIdx.x % 32, part = threadIdx.x / 32;
+    const real* dy = op.y.g + (planes - 1) * op.y.plane;
+    // A warp has 32 columns of some rows, and sums of its own.
+    for (int t = blockIdx.x; t < op.splits * columns; t += gridDim.x) {
+        int split = t / columns, c = t % columns * 32 + lane;
+        u64 begin = n * split / op.splits, end = n * (split + 1) / op.splits;
+        int most = GATHERED / 8;
+        for (int first = 0; first < op.n_in; first += most) {
+            int count = min(most, op.n_in - first);
+            real* own = sums + part * most * 32;
+            __syncthreads();
+            for (int r = 0; r < count; r++) own[r * 32 + lane] = real(0);
+            for (u64 row = begin + part; row < end && c < op.n_out; row += 8) {
+                int r = (int)op.index[row] - first;
+                if (r >= 0 && r < count) own[r * 32 + lane] += dy[row * op.y.ld + c];
+            }
+            __syncthreads();
+            for (int r = part; r < count && c < op.n_out; r += 8) {
+                real sum = real(0);
+                for (int other = 0; other < 8; other++) sum += sums[(other * most + r) * 32 + lane];
+                op.pieces[((size_t)split * op.n_in + first + r) * op.n_out + c] = sum;
+            }
         }
     }
 }
@@ -301,12 +374,10 @@ extern "C" __global__ void __launch_bounds__(256) plan_gather_back(const __grid_
 extern "C" __global__ void __launch_bounds__(256) plan_gather_reduce(const __grid_constant__ Op op, int planes) {
     after_previous();
     size_t each = (size_t)op.n_in * op.n_out;
-    ELEMENTS(i, each * planes) {
-        int plane = (int)(i / each);
-        size_t k = i % each;
+    ELEMENTS(k, each) {
         double sum = 0;
-        for (int s = 0; s < op.splits; s++) sum += (double)op.pieces[((size_t)s * planes + plane) * each + k];
-        op.x.g[plane * op.x.plane + k / op.n_out * op.x.ld + k % op.n_out] += (real)sum;
+        for (int s = 0; s < op.splits; s++) sum += (double)op.pieces[s * each + k];
+        op.x.g[(planes - 1) * op.x.plane + k / op.n_out * op.x.ld + k % op.n_out] += (real)sum;
     }
 }
 

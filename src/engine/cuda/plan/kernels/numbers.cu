@@ -1,8 +1,9 @@
 // What the kernels of the plan compute with: numbers, and numbers with their change along a direction.
 //
-// A matrix has planes: its values, then (in the second pass) their changes `dot`. Its adjoints have as many: dE of the value, then dL of
-// it. A reverse kernel is written once: with numbers it is the adjoint of the energy; with numbers that have a change it gives
-// both adjoints, since the change of dE/dx = J(x)^T dE/dy along the direction, plus J^T dL/dy, is dL/dx (engine/reference/tape.rs).
+// A matrix has planes: its values, then their changes `dot`. Its adjoints have as many: dE of the value, then dL of it. The first pass
+// (one plane) makes the first of each, the second pass (two planes) finds them there and makes the other one. A reverse kernel is
+// written once: with numbers it is the adjoint of the energy; with numbers that have a change it is that of the loss, since the
+// change of dE/dx = J(x)^T dE/dy along the direction, plus J^T dL/dy, is dL/dx (engine/reference/tape.rs).
 
 struct Dual { real v, d; };
 
@@ -25,10 +26,11 @@ template <int P> __device__ __forceinline__ typename Planes<P>::Number at(const 
 template <> __device__ __forceinline__ real at<1>(const real* x, u64 plane, size_t i) { return x[i]; }
 template <> __device__ __forceinline__ Dual at<2>(const real* x, u64 plane, size_t i) { return {x[i], x[plane + i]}; }
 
+// The plane that a pass makes.
 __device__ __forceinline__ void put_at(real* x, u64 plane, size_t i, real value) { x[i] = value; }
-__device__ __forceinline__ void put_at(real* x, u64 plane, size_t i, Dual value) { x[i] = value.v, x[plane + i] = value.d; }
+__device__ __forceinline__ void put_at(real* x, u64 plane, size_t i, Dual value) { x[plane + i] = value.d; }
 __device__ __forceinline__ void add_at(real* x, u64 plane, size_t i, real value) { x[i] += value; }
-__device__ __forceinline__ void add_at(real* x, u64 plane, size_t i, Dual value) { x[i] += value.v, x[plane + i] += value.d; }
+__device__ __forceinline__ void add_at(real* x, u64 plane, size_t i, Dual value) { x[plane + i] += value.d; }
 
 __device__ __forceinline__ void clear(real& x) { x = real(0); }
 __device__ __forceinline__ void clear(Dual& x) { x.v = x.d = real(0); }
@@ -72,85 +74,89 @@ __device__ __forceinline__ int rows_of(const Op& op) { return (int)op.rows[op.gr
 #define SIZE 64
 // Threads of a block that makes products: four warps, with a quarter of the tile each.
 #define MAKERS 128
-// A step along the inner dimension. What follows right after one another in memory along it lies so in shared memory, too; all else
-// lies along the other dimension. Either way the elements of a warp fall on different banks.
-#define STRIDE 16
+// A step along the inner dimension, as deep as an instruction that multiplies, and the steps that are in shared memory or on their way.
+#define STRIDE 8
+#define STEPS 4
+static_assert(PRODUCTS != 16, "a step is too short for bf16");
 
+// A factor of a product: an element of line (row of the left one, column of the right one) and k of one half of the inner dimension is at
+// `at[half]`, with `ld` numbers from one k (or, where k lie side by side, one line) to the next. Where there are changes, the inner dimension has two halves: the change of the left factor meets the
+// right one's value, and the other way round.
+struct Factor {
+    const real* at[2];
+    size_t ld;
+    int lines;
+};
+
+// How a step of a factor lies in shared memory: DEEP where neighbouring k lie side by side in memory, which they then do here, too; else
+// lines do. Either way the elements of a warp fall on different banks.
 template <bool DEEP> struct Staged {
     static constexpr int LD = DEEP ? STRIDE + 4 : SIZE + (sizeof(real) == 8 ? 4 : 8);
-    // Elements that a thread brings.
-    static constexpr int EACH = SIZE * STRIDE / MAKERS;
     static __device__ __forceinline__ int at(int k, int line) { return DEEP ? line * LD + k : k * LD + line; }
-    static __device__ __forceinline__ int k_of(int i) { return DEEP ? i % STRIDE : i / SIZE; }
-    static __device__ __forceinline__ int line_of(int i) { return DEEP ? i / STRIDE : i % SIZE; }
-    // `get(line, k)` is an element, of so many lines and so deep a product.
-    template <typename Get> static __device__ __forceinline__ void fetch(real (&kept)[EACH], int lines, int left, Get get) {
+    static __device__ __forceinline__ void fetch(real* to, const Factor& from, int half, int k0, int depth) {
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            int i = threadIdx.x + e * MAKERS, k = k_of(i), line = line_of(i);
-            kept[e] = line < lines && k < left ? get(line, k) : real(0);
-        }
-    }
-    static __device__ __forceinline__ void put(real* to, const real (&kept)[EACH]) {
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            int i = threadIdx.x + e * MAKERS;
-            to[at(k_of(i), line_of(i))] = kept[e];
+        for (int e = 0; e < SIZE * STRIDE / MAKERS; e++) {
+            int i = threadIdx.x + e * MAKERS, k = DEEP ? i % STRIDE : i / SIZE, line = DEEP ? i / STRIDE : i % SIZE;
+            bool is_there = line < from.lines && k0 + k < depth;
+            const real* x = from.at[half] + (DEEP ? line * from.ld + k0 + k : (k0 + k) * from.ld + line);
+            copy_number(to + at(k, line), is_there ? x : from.at[half], is_there);
         }
     }
 };
 
-// Shared memory of a tile: two steps of both factors.
+// Shared memory of a tile.
 #define STAGE (SIZE * (STRIDE + 4))
 static_assert(Staged<true>::LD * SIZE <= STAGE && Staged<false>::LD * STRIDE <= STAGE, "a step of a factor has room");
-struct Stages { real left[2][STAGE], right[2][STAGE]; };
+struct Stages { real left[STEPS][STAGE], right[STEPS][STAGE]; };
 
-// end(r, c, sum over k of a(r, k) b(k, c)) for r < m, c < n, a tile of SIZE by SIZE at most, by MAKERS threads on tensor cores (AFrag, BFrag and
-// mma are those of product.cu). A_DEEP, B_DEEP: what lies side by side in memory has neighbouring k. The next step is fetched while
-// this one is multiplied.
-template <bool A_DEEP, bool B_DEEP, typename A, typename B, typename End>
-__device__ __forceinline__ void tile_product(Stages& stages, int m, int n, int depth, A a, B b, End end) {
+// end(r, c, sum over halves and k of a(r, k) b(k, c)), a tile of SIZE by SIZE at most, by MAKERS threads on tensor cores (AFrag, BFrag and
+// mma are those of product.cu). `seen(right, half)` is shown every step of the right factor.
+template <bool A_DEEP, bool B_DEEP, typename Seen, typename End>
+__device__ __forceinline__ void tile_product(Stages& stages, const Factor& a, const Factor& b, int halves, int depth, Seen seen, End end) {
     typedef Staged<A_DEEP> Left;
     typedef Staged<B_DEEP> Right;
-    constexpr int K = PRODUCTS == 16 ? 16 : 8;
     int lane = threadIdx.x % 32, down = threadIdx.x / 64 * 32, across = threadIdx.x / 32 % 2 * 32;
     // Quarters of which nothing is wanted are not multiplied.
-    bool works = down < m && across < n;
-    real sum[2][4][4] = {}, kept_a[Left::EACH], kept_b[Right::EACH];
-    auto fetch = [&](int k0) {
-        Left::fetch(kept_a, m, depth - k0, [&](int line, int k) { return a(line, k0 + k); });
-        Right::fetch(kept_b, n, depth - k0, [&](int line, int k) { return b(k0 + k, line); });
+    bool works = down < a.lines && across < b.lines;
+    int each = (depth + STRIDE - 1) / STRIDE, steps = halves * each;
+    real sum[2][4][4] = {};
+    auto fetch = [&](int step) {
+        int half = step >= each, k0 = (step - half * each) * STRIDE;
+        Left::fetch(stages.left[step % STEPS], a, half, k0, depth);
+        Right::fetch(stages.right[step % STEPS], b, half, k0, depth);
     };
-    fetch(0);
     // What was left of the tile before is read by now.
     __syncthreads();
-    for (int k0 = 0, half = 0; k0 < depth; k0 += STRIDE, half ^= 1) {
-        real *left = stages.left[half], *right = stages.right[half];
-        Left::put(left, kept_a), Right::put(right, kept_b);
+    for (int step = 0; step < STEPS - 1; step++) {
+        if (step < steps) fetch(step);
+        copies_together();
+    }
+    for (int step = 0; step < steps; step++) {
+        copies_wait<STEPS - 2>();
         __syncthreads();
-        if (k0 + STRIDE < depth) fetch(k0 + STRIDE);
+        if (step + STEPS - 1 < steps) fetch(step + STEPS - 1);
+        copies_together();
+        const real *left = stages.left[step % STEPS], *right = stages.right[step % STEPS];
+        seen(right, step >= each);
         if (!works) continue;
+        AFrag x[2];
 #pragma unroll
-        for (int k = 0; k < STRIDE; k += K) {
-            AFrag x[2];
+        for (int i = 0; i < 2; i++) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
+            for (int e = 0; e < 4; e++) x[i].x[e] = left[Left::at(lane % 4 + e / 2 * 4, down + 16 * i + lane / 4 + e % 2 * 8)];
+            split(x[i]);
+        }
 #pragma unroll
-                for (int e = 0; e < K / 2; e++)
-                    x[i].x[e] = left[Left::at(k + lane % 4 + e / 2 * 4, down + 16 * i + lane / 4 + e % 2 * 8)];
-                split(x[i]);
-            }
+        for (int j = 0; j < 4; j++) {
+            BFrag y;
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                BFrag y;
+            for (int e = 0; e < 2; e++) y.x[e] = right[Right::at(lane % 4 + e * 4, across + 8 * j + lane / 4)];
+            split(y);
 #pragma unroll
-                for (int e = 0; e < K / 4; e++) y.x[e] = right[Right::at(k + lane % 4 + e * 4, across + 8 * j + lane / 4)];
-                split(y);
-#pragma unroll
-                for (int i = 0; i < 2; i++) mma(sum[i][j], x[i], y);
-            }
+            for (int i = 0; i < 2; i++) mma(sum[i][j], x[i], y);
         }
     }
+    copies_wait<0>();
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -158,21 +164,24 @@ __device__ __forceinline__ void tile_product(Stages& stages, int m, int n, int d
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 int r = down + 16 * i + lane / 4 + e / 2 * 8, c = across + 8 * j + lane % 4 * 2 + e % 2;
-                if (r < m && c < n) end(r, c, sum[i][j][e]);
+                if (r < a.lines && c < b.lines) end(r, c, sum[i][j][e]);
             }
+}
+template <bool A_DEEP, bool B_DEEP, typename End>
+__device__ __forceinline__ void tile_product(Stages& stages, const Factor& a, const Factor& b, int halves, int depth, End end) {
+    tile_product<A_DEEP, B_DEEP>(stages, a, b, halves, depth, [](const real*, int) {}, end);
 }
 
 __device__ __forceinline__ int tiles_of(int n) { return (n + SIZE - 1) / SIZE; }
 
-// Some rows of one group, of one plane.
+// Some rows of one group.
 struct RowTile {
-    int group, first, n, plane, column;
+    int group, first, n, column;
     bool is_there;
-    // Number `t` of the tiles of all planes, groups and columns.
-    __device__ __forceinline__ RowTile(const Op& op, int t, int planes, int columns) : group(0) {
+    // Number `t` of the tiles of all groups and columns.
+    __device__ __forceinline__ RowTile(const Op& op, int t, int columns) : group(0) {
         int across = tiles_of(columns);
         column = t % across * SIZE, t /= across;
-        plane = t % planes, t /= planes;
         int tiles = 0;
         while (group < op.groups && t >= (tiles = tiles_of((int)(op.rows[group + 1] - op.rows[group])))) t -= tiles, group++;
         is_there = group < op.groups;

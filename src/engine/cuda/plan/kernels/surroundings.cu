@@ -124,8 +124,9 @@ __device__ __forceinline__ Radial radial_of(const Part& p, real r) {
     double w = 1.0, w_r = 0.0, x = ((double)r - p.rcut_smth) * p.inv_width, rp = (double)r + p.protection;
     if (x >= 1.0) w = 0.0;
     else if (x > 0.0) {
-        w = x * x * x * (-6.0 * x * x + 15.0 * x - 10.0) + 1.0;
-        w_r = x * x * (-30.0 * x * x + 60.0 * x - 30.0) * p.inv_width;
+        double left = (p.rcut - (double)r) * p.inv_width;
+        w = left * left * left * (1.0 + 3.0 * x + 6.0 * x * x);
+        w_r = -30.0 * x * x * left * left * p.inv_width;
     }
     double s = w / rp, q = s / rp;
     return {(real)s, (real)((w_r - s) / rp), (real)q, (real)(w_r / (rp * rp) - 2.0 * q / rp), (real)w, (real)w_r};
@@ -463,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(256) plan_seeds(const __grid_consta
                                                              const __grid_constant__ Op op, int planes) {
     after_previous();
     ELEMENTS(atom, (size_t)atoms_of(c)) {
-        op.x.g[atom * op.x.ld] = real(1);
+        if (planes == 1) op.x.g[atom * op.x.ld] = real(1);
         if (planes == 2) op.x.g[op.x.plane + atom * op.x.ld] = b.dl_e[c.row[atom]];
         if (planes == 2 && op.u.v && op.index[c.types[atom]]) op.u.g[op.u.plane + atom * op.u.ld] = -b.dl_e[c.row[atom]];
     }
