@@ -26,8 +26,10 @@ if [ -z "$bin" ]; then
     (cd "$here" && cargo build --release && cargo test --release --lib --test oracle --no-run) >"$out/build.log" 2>&1 || { tail "$out/build.log"; exit 1; }
     target=${CARGO_TARGET_DIR:-$here/target}/release
     cp "$target/dp" "$target/pinn" "$bin/"
-    cp "$(ls -t "$target"/deps/oracle-* | grep -v '\.d$' | head -1)" "$bin/oracle"
-    cp "$(ls -t "$target"/deps/phalanx-* | grep -v '\.[a-z]*$' | head -1)" "$bin/unit"
+    # Cargo says which program is which: "Executable unittests src/lib.rs (FILE)".
+    program() { (cd "$here" && realpath "$(grep "Executable .*$1" "$out/build.log" | sed 's/.*(\(.*\))$/\1/')"); }
+    cp "$(program src/lib.rs)" "$bin/unit"
+    cp "$(program oracle/main.rs)" "$bin/oracle"
 fi
 bin=$(cd "$bin" && pwd) data=$(cd "$data" && pwd) out=$(cd "$out" && pwd)
 table=$out/table.txt

@@ -285,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(256) plan_unit(const __grid_constan
     else unit<2>(op);
 }
 
-// dx = (dy - y (y . dy)) / |x|
+// dx = (dy - y (y . dy)) / |x|, y being x / |x|: that is read once less.
 template <int P> __device__ __forceinline__ void unit_back(const Op& op) {
     typedef typename Planes<P>::Number N;
     int lane = threadIdx.x % 32, pieces = op.n_out / op.n_in;
@@ -295,13 +295,13 @@ template <int P> __device__ __forceinline__ void unit_back(const Op& op) {
         clear(sum), clear(along);
         for (int c = lane; c < op.n_in; c += 32) {
             N a = at<P>(op.x.v, op.x.plane, x + c);
-            sum = sum + a * a, along = along + at<P>(op.y.v, op.y.plane, y + c) * at<P>(op.y.g, op.y.plane, y + c);
+            sum = sum + a * a, along = along + a * at<P>(op.y.g, op.y.plane, y + c);
         }
         N scale = inverse_root(sum_of_warp(sum));
-        along = sum_of_warp(along);
+        along = scale * scale * sum_of_warp(along);
         for (int c = lane; c < op.n_in; c += 32) {
             N dy = at<P>(op.y.g, op.y.plane, y + c);
-            add_at(op.x.g, op.x.plane, x + c, scale * (dy - at<P>(op.y.v, op.y.plane, y + c) * along));
+            add_at(op.x.g, op.x.plane, x + c, scale * (dy - at<P>(op.x.v, op.x.plane, x + c) * along));
         }
     }
 }

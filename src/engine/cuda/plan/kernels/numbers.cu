@@ -97,7 +97,9 @@ template <bool DEEP> struct Staged {
 #pragma unroll
         for (int e = 0; e < SIZE * STRIDE / MAKERS; e++) {
             int i = threadIdx.x + e * MAKERS, k = DEEP ? i % STRIDE : i / SIZE, line = DEEP ? i / STRIDE : i % SIZE;
-            bool is_there = line < from.lines && k0 + k < depth;
+            // What lines beyond the last hold ends in elements that nobody wants.
+            if (line >= from.lines) continue;
+            bool is_there = k0 + k < depth;
             const real* x = from.at[half] + (DEEP ? line * from.ld + k0 + k : (k0 + k) * from.ld + line);
             copy_number(to + at(k, line), is_there ? x : from.at[half], is_there);
         }
@@ -115,8 +117,10 @@ template <bool A_DEEP, bool B_DEEP, typename Seen, typename End>
 __device__ __forceinline__ void tile_product(Stages& stages, const Factor& a, const Factor& b, int halves, int depth, Seen seen, End end) {
     typedef Staged<A_DEEP> Left;
     typedef Staged<B_DEEP> Right;
-    int lane = threadIdx.x % 32, down = threadIdx.x / 64 * 32, across = threadIdx.x / 32 % 2 * 32;
-    // Quarters of which nothing is wanted are not multiplied.
+    // Every warp has a quarter of the tile, or of the half or quarter of it in which there is something.
+    bool low = a.lines <= SIZE / 2, slim = b.lines <= SIZE / 2;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_down = slim ? 1 : 2, n_across = low ? 2 : 4;
+    int down = (low == slim ? warp / 2 : slim ? warp : 0) * 16 * n_down, across = (low == slim ? warp % 2 : slim ? 0 : warp) * 8 * n_across;
     bool works = down < a.lines && across < b.lines;
     int each = (depth + STRIDE - 1) / STRIDE, steps = halves * each;
     real sum[2][4][4] = {};
@@ -142,18 +146,21 @@ __device__ __forceinline__ void tile_product(Stages& stages, const Factor& a, co
         AFrag x[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            if (i >= n_down) continue;
 #pragma unroll
             for (int e = 0; e < 4; e++) x[i].x[e] = left[Left::at(lane % 4 + e / 2 * 4, down + 16 * i + lane / 4 + e % 2 * 8)];
             split(x[i]);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
+            if (j >= n_across) continue;
             BFrag y;
 #pragma unroll
             for (int e = 0; e < 2; e++) y.x[e] = right[Right::at(lane % 4 + e * 4, across + 8 * j + lane / 4)];
             split(y);
 #pragma unroll
-            for (int i = 0; i < 2; i++) mma(sum[i][j], x[i], y);
+            for (int i = 0; i < 2; i++)
+                if (i < n_down) mma(sum[i][j], x[i], y);
         }
     }
     copies_wait<0>();
@@ -164,7 +171,7 @@ __device__ __forceinline__ void tile_product(Stages& stages, const Factor& a, co
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 int r = down + 16 * i + lane / 4 + e / 2 * 8, c = across + 8 * j + lane % 4 * 2 + e % 2;
-                if (r < a.lines && c < b.lines) end(r, c, sum[i][j][e]);
+                if (i < n_down && j < n_across && r < a.lines && c < b.lines) end(r, c, sum[i][j][e]);
             }
 }
 template <bool A_DEEP, bool B_DEEP, typename End>
