@@ -4,7 +4,8 @@
 //!
 //! Rows are centres, pairs, or two neighbours of a centre, as many as there are: no padding is computed. The second pass is the first one
 //! once more, in numbers that carry their change along the direction (`kernels/numbers.cu`), so it needs nothing that the first has left,
-//! and a batch whose matrices do not fit is worked on in chunks of frames ([`core`]). Batches of about the same size share a
+//! and a batch whose matrices do not fit is worked on in chunks of frames ([`core`]). Where no energy is predicted ([`outputs`]) nothing moves:
+//! the second pass is the way back from what the first has left, in plain numbers. Batches of about the same size share a
 //! [`shape::Shape`], and with it one recorded step: kernels read how large the batch really is. Sums run in a fixed order and there are no
 //! atomic additions: two runs give the same bits.
 //!
@@ -20,6 +21,7 @@ pub mod graph;
 pub mod layout;
 pub mod program;
 pub mod frame;
+pub mod outputs;
 pub mod shape;
 pub mod core;
 #[cfg(test)]
@@ -78,6 +80,12 @@ impl PlanEngine {
         let core = &mut self.core;
         let arranged = self.arranged.as_ref().expect("a batch was evaluated before");
         let shape = core.shape(&arranged.class)?;
+        if shape.outputs.width > 0 {
+            core.set_output_seeds(&shape, &self.batch, seeds)?;
+            // SAFETY: this batch was evaluated last.
+            unsafe { core.second_pass(&shape)? };
+            return core.grad.read(0, grad);
+        }
         let b = &shape.batch;
         let stride = self.batch.iter().map(|r| r.facts.n_atoms).max().unwrap_or(0);
         // SAFETY: the shape has room for the atoms and frames of this batch.
