@@ -140,7 +140,9 @@ fn models_of_other_outputs_take_frames_in_blocks() {
             if boxes > 1 {
                 place.pile_up(boxes);
             }
-            [("a", 5), ("b", 3), ("v", 3)].map(|(name, frames)| write_outputs(&place.path(name), frames));
+            for (name, frames) in [("a", 5), ("b", 3), ("v", 3)] {
+                write_outputs(&place.path(name), frames);
+            }
             train(&place, n, "shm", "").unwrap().iter_mut().for_each(succeed);
             place
         };

@@ -163,7 +163,8 @@ fn a_model_that_no_kernel_can_compute_is_an_error_with_cuda_and_goes_to_the_cpu_
 fn taken() -> Vec<Value> {
     let attention = json!({"type": "se_atten", "sel": 40, "rcut": 4.0, "rcut_smth": 1.0, "neuron": [3, 6], "axis_neuron": 2,
         "attn": 4, "attn_layer": 1, "seed": 1});
-    let angles = json!({"type": "se_e3", "sel": [24, 40], "rcut": 4.0, "rcut_smth": 1.0, "neuron": [3, 6], "seed": 1});
+    let angles =
+        json!({"type": "se_e3", "sel": [24, 40], "rcut": 4.0, "rcut_smth": 1.0, "neuron": [3, 6], "seed": 1});
     let squares = json!({"type": "dos", "start_pref_dos": 1, "limit_pref_dos": 1});
     let tensor = json!({"type": "tensor", "pref": 1, "pref_atomic": 1});
     let with = |pointers: &[(&str, Value)]| {
@@ -207,7 +208,8 @@ fn what_a_gpu_computes_goes_there_with_auto() {
     for input in taken() {
         place.input("input.json", &input);
         for line in ["train input.json", "test -m model.ckpt -s train -n 2"] {
-            let ended = run(&place, CASES[0].program, &format!("{line} --device auto"), &folder, &[]).succeeds();
+            let ended =
+                run(&place, CASES[0].program, &format!("{line} --device auto"), &folder, &[]).succeeds();
             assert!(!ended.stderr.contains(ON_THE_CPU), "{line}: {}", ended.stderr);
             // Where it is asked for it would be an error that the GPU is not used.
             run(&place, CASES[0].program, &format!("{line} --device cuda"), &folder, &[]).succeeds();

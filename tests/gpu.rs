@@ -418,7 +418,9 @@ fn ranks_that_learn_other_outputs_train_as_one() {
             ("/training/disp_freq", json!(2)),
             ("/training/gradient_accumulation", json!(draws)),
         ]);
-        [("a", 5), ("b", 3), ("v", 3)].map(|(name, frames)| write_outputs(&place.path(name), frames));
+        for (name, frames) in [("a", 5), ("b", 3), ("v", 3)] {
+            write_outputs(&place.path(name), frames);
+        }
         place
     };
     let one = place(2);

@@ -101,7 +101,7 @@ END
     echo "$folder"
 }
 
-# outputs_input FILE KIND BATCH STEPS DISPLAY [extra training keys]: a model of another output, or with a table of pair energies
+# outputs_input FILE KIND BATCH STEPS DISPLAY [extra training keys]: a model of another output, with a table of pair energies, or of two branches
 outputs_input() {
     local system
     system=$(labelled)
@@ -125,6 +125,18 @@ if kind == "srtab":
     table = os.path.join(os.path.dirname(path), "table.txt")
     open(table, "w").write("\n".join(row(0.05 * k) for k in range(1, 121)) + "\n")
     model.update(use_srtab=table, smin_alpha=0.2, sw_rmin=0.9, sw_rmax=1.6)
+elif kind == "branches":
+    training, loss = text["training"], text.pop("loss")
+    own, of_dos = which["dos"]
+    model["shared_dict"] = {"types": model.pop("type_map"), "local": model.pop("descriptor")}
+    branch = lambda fitting, **more: {"type_map": "types", "descriptor": "local", "fitting_net": fitting, **more}
+    model["model_dict"] = {"dos": branch({**net, **own}, model_branch_alias=["Default"]), "energy": branch(net)}
+    del model["fitting_net"]
+    data, validation = training.pop("training_data"), training.pop("validation_data", None)
+    training["model_prob"] = {"dos": 0.5, "energy": 1.0}
+    training["data_dict"] = {"dos": {"training_data": {**data, "systems": [system]}, **({"validation_data": validation} if validation else {})},
+                             "energy": {"training_data": data}}
+    text["loss_dict"] = {"dos": of_dos, "energy": loss}
 else:
     own, text["loss"] = which[kind.removeprefix("atten_")]
     net.update(own)
@@ -635,7 +647,7 @@ sys.exit(not a or len(a) != len(b) or any(abs(x - y) > $([ $precision = float64 
         PHALANX_DEVICE=cuda PHALANX_GOLDEN=$here/tests/golden PHALANX_ORACLE=${PHALANX_ORACLE:-$data/../oracle} PHALANX_DATA=$data \
             "$bin/oracle" dos dipole polar property srtab >"$out/outputs_oracle.log" 2>&1
         result "outputs oracle" $? "$(tail -1 "$out/outputs_oracle.log")"
-        kinds="dos atten_dos property atten_gap dipole polar polar_whole srtab"
+        kinds="dos atten_dos property atten_gap dipole polar polar_whole srtab branches"
         for kind in $kinds; do as_the_cpu outputs $kind "$(labelled)"; done
         folder=$(fresh outputs_nccl) && outputs_input "$folder/input.json" property 2 40 10 && PHALANX_NCCL=1 train "$folder"
         a=$(bits "$folder")

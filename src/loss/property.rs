@@ -108,10 +108,7 @@ impl LossOptions for PropertyLossOptions {
         let (function, beta, deviation) = (self.function, self.beta, deviation(model));
         let place = |measure: &Measure| MEASURES.iter().position(|(_, known)| known == measure);
         let shown = self.metric.iter().filter_map(|measure| Some((name(*measure), place(measure)?)));
-        Some(OutputTerms {
-            loss: OutputLoss::Property { function, beta, deviation },
-            shown: shown.collect(),
-        })
+        Some(OutputTerms { loss: OutputLoss::Property { function, beta, deviation }, shown: shown.collect() })
     }
 
     fn build(&self, _start_lr: f64, model: &Dp) -> Box<dyn Loss> {

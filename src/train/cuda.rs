@@ -521,7 +521,9 @@ fn terms_of(loss: &EnerLossOptions, all: u32) -> u32 {
 /// The numbers of a step. `all`: the labels that every frame of the batch has.
 fn turn_of(setup: &Setup, adam: &AdamOptions, start_lr: f64, asked: &Asked, all: u32) -> layout::Turn {
     let loss = energy_loss(setup);
-    turn_with(setup, adam, start_lr, asked, terms_of(loss, all), |ratio| loss.prefactors().map(|p| p.at(ratio)))
+    turn_with(setup, adam, start_lr, asked, terms_of(loss, all), |ratio| {
+        loss.prefactors().map(|p| p.at(ratio))
+    })
 }
 
 /// The same for the terms of any loss, with what they are weighted by at a ratio of the learning rate to that at the start.

@@ -53,7 +53,9 @@ impl LossOnGpu {
             Compared::Energies(_) => turn_of(setup, adam, self.start_lr, asked, all),
             Compared::Outputs(terms) => {
                 let terms = &terms.loss;
-                turn_with(setup, adam, self.start_lr, asked, with_labels(terms, all), |ratio| weights(terms, ratio))
+                turn_with(setup, adam, self.start_lr, asked, with_labels(terms, all), |ratio| {
+                    weights(terms, ratio)
+                })
             }
         }
     }

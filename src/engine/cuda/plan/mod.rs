@@ -30,11 +30,13 @@ mod tests;
 use self::core::{Arranged, PlanCore, Resident};
 use super::core::Terms;
 use super::layout::Turn;
+use crate::engine::cpu::pool::Pool;
 use crate::engine::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
-use crate::gpu::{Device, DevicePtr};
+use crate::err;
+use crate::error::{Error, Result};
+use crate::gpu::{Device, DevicePtr, Numbers};
 use crate::model::dp::Dp;
 use crate::neighbor::Cut;
-use crate::{Result, err};
 use frame::PlanFrame;
 use std::sync::Arc;
 
@@ -43,13 +45,21 @@ pub struct PlanEngine {
     pub core: PlanCore,
     batch: Vec<Resident>,
     arranged: Option<Arranged>,
+    /// For whoever works between its passes.
+    pool: Pool,
+    failure: Option<Error>,
 }
 
 impl PlanEngine {
     /// The device comes from [`program::open`].
     pub fn new(device: &Arc<Device>, model: &Arc<Dp>) -> Result<Self> {
         let core = PlanCore::new(device, model, Terms { loss: None, virial: true })?;
-        Ok(PlanEngine { core, batch: Vec::new(), arranged: None })
+        Ok(PlanEngine { core, batch: Vec::new(), arranged: None, pool: Pool::serial(), failure: None })
+    }
+
+    /// With threads for whoever works between its passes.
+    pub fn with_pool(self, pool: Pool) -> Self {
+        PlanEngine { pool, ..self }
     }
 
     /// [`Engine::evaluate`] that can fail.
@@ -127,12 +137,31 @@ impl Engine for PlanEngine {
         })
     }
 
-    /// A device that fails here leaves nothing to go on with.
-    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&PlanFrame]) {
-        self.try_evaluate(out, params, batch).unwrap_or_else(|e| panic!("{e}"));
+    fn pool(&self) -> Pool {
+        self.pool.clone()
     }
 
+    fn is_single(&self) -> bool {
+        self.core.device.numbers != Numbers::F64
+    }
+
+    fn failure(&mut self) -> Option<Error> {
+        self.failure.take()
+    }
+
+    /// A prediction without numbers where the device has failed.
+    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&PlanFrame]) {
+        if let Err(e) = self.try_evaluate(out, params, batch) {
+            *out = Prediction::default();
+            self.failure.get_or_insert(e);
+        }
+    }
+
+    /// Nothing but NaN where the device has failed.
     fn backward(&mut self, grad: &mut [f64], _: &[f64], _: &[&PlanFrame], seeds: &Seeds) {
-        self.try_backward(grad, seeds).unwrap_or_else(|e| panic!("{e}"));
+        if let Err(e) = self.try_backward(grad, seeds) {
+            grad.fill(f64::NAN);
+            self.failure.get_or_insert(e);
+        }
     }
 }

@@ -115,7 +115,8 @@ impl Common {
         let (size, planes) = (device.numbers.size(), if model.is_energy() { 2 } else { 1 });
         let row_bytes = |&(rows, _): &(Rows, usize)| {
             let of = graph.matrices.iter().filter(|m| m.rows == rows);
-            let matrices: usize = of.map(|m| m.width * size * planes * if m.only_adjoint { 1 } else { 2 }).sum();
+            let matrices: usize =
+                of.map(|m| m.width * size * planes * if m.only_adjoint { 1 } else { 2 }).sum();
             matrices + 64
         };
         Ok(Common {

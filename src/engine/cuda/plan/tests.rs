@@ -6,11 +6,11 @@ use crate::config::{Section, registry};
 use crate::data::{Frame, Labels};
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
-    angles, attention, blended, compare_results, deviation, distances, frame, hybrid, model, model_with, options,
-    other_outputs, run, turned_outputs,
+    angles, attention, blended, compare_results, deviation, distances, frame, hybrid, model, model_with,
+    options, other_outputs, run, turned_outputs,
 };
-use crate::loss::{LOSS, LOSSES, LossChoice, OutputLoss};
 use crate::gpu::{Cuda, Numbers};
+use crate::loss::{LOSS, LOSSES, LossChoice, OutputLoss};
 use crate::model::activation::Activation;
 use crate::model::dp::options::{DescriptorOptions, Descriptors, FittingKind};
 use serde_json::{Value, json};
@@ -126,9 +126,8 @@ fn float32_agrees_with_the_reference_to_its_precision() {
 /// A model with a descriptor of each form for each of these fitting nets.
 fn with_fitting(descriptors: &[Descriptors], kinds: &[FittingKind]) -> Vec<Arc<Dp>> {
     let of = |kind: &FittingKind| {
-        let with = |descriptor: &Descriptors| {
-            model_with(descriptor.clone(), |fitting| fitting.kind = kind.clone())
-        };
+        let with =
+            |descriptor: &Descriptors| model_with(descriptor.clone(), |fitting| fitting.kind = kind.clone());
         descriptors.iter().map(with).collect::<Vec<_>>()
     };
     kinds.iter().flat_map(of).collect()
@@ -157,8 +156,10 @@ fn outputs_that_are_no_energies_agree_with_the_reference() {
 
 #[test]
 fn outputs_that_turn_with_the_atoms_agree_with_the_reference() {
-    let all: Vec<Descriptors> =
-        [options(), attention().remove(0), attention().remove(1)].into_iter().map(Descriptors::from).collect();
+    let all: Vec<Descriptors> = [options(), attention().remove(0), attention().remove(1)]
+        .into_iter()
+        .map(Descriptors::from)
+        .collect();
     let models = with_fitting(&all, &turned_outputs());
     models.iter().for_each(compare);
     models.iter().step_by(3).for_each(|model| compare(&without_type(model)));
@@ -236,7 +237,8 @@ fn compare_loss(section: &Value, model: &Arc<Dp>, is_missing: bool) {
     let (mut values, mut grad) = ([0.0; 16], vec![0.0; params.len()]);
     core.values.read(0, &mut values).unwrap();
     core.grad.read(0, &mut grad).unwrap();
-    let near = |got: f64, want: f64| (got - want).abs() <= 1e-10 * want.abs() || got.is_nan() && want.is_nan();
+    let near =
+        |got: f64, want: f64| (got - want).abs() <= 1e-10 * want.abs() || got.is_nan() && want.is_nan();
     assert!(near(values[0], want.loss), "{section}: {} {}", values[0], want.loss);
     assert_eq!(terms.shown.len(), want.terms.len(), "{section}");
     for (&(name, k), want) in terms.shown.iter().zip(&want.terms) {
