@@ -3,7 +3,7 @@
 mod common;
 
 use common::place::{LONG, Place, errors, my_turn, said, succeed};
-use common::{Job, npy_of};
+use common::{Job, write_outputs};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -106,22 +106,6 @@ fn groups_of_ranks_have_a_draw_each() {
     }
 }
 
-/// Labels of everything that a fitting net may predict, for each frame and for each atom, beside the energies.
-fn write_labels(place: &Place) {
-    for (system, frames) in [("a", 5), ("b", 3), ("v", 3)] {
-        let set = place.path(system).join("set.000");
-        let atoms =
-            std::fs::read_to_string(place.path(system).join("type.raw")).unwrap().split_whitespace().count();
-        for (name, width) in [("dos", 3), ("gap", 2), ("dipole", 3), ("polarizability", 9)] {
-            for (file, columns) in [(name.to_string(), width), (format!("atom_{name}"), atoms * width)] {
-                let values: Vec<f64> = (0..frames * columns).map(|k| (k as f64 * 0.37).sin()).collect();
-                let bytes: Vec<u8> = values.into_iter().flat_map(f64::to_le_bytes).collect();
-                std::fs::write(set.join(file + ".npy"), npy_of("<f8", &[frames, columns], &bytes)).unwrap();
-            }
-        }
-    }
-}
-
 /// A change of the input to a model of another output, and the loss for it.
 fn predicting(fitting: Value, loss: Value) -> Vec<(&'static str, Value)> {
     let mut net = json!({"neuron": [8, 8], "seed": 1});
@@ -156,7 +140,9 @@ fn models_of_other_outputs_take_frames_in_blocks() {
             if boxes > 1 {
                 place.pile_up(boxes);
             }
-            write_labels(&place);
+            for (name, frames) in [("a", 5), ("b", 3), ("v", 3)] {
+                write_outputs(&place.path(name), frames);
+            }
             train(&place, n, "shm", "").unwrap().iter_mut().for_each(succeed);
             place
         };

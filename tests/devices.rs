@@ -4,8 +4,8 @@
 mod common;
 
 use common::pinn::{params, structures};
-use common::{Ended, Place, run_with, skip, small_input, stand_ins};
-use serde_json::json;
+use common::{Ended, Place, run_with, skip, small_input, stand_ins, table_of_pairs, write_outputs};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -156,6 +156,64 @@ fn a_model_that_no_kernel_can_compute_is_an_error_with_cuda_and_goes_to_the_cpu_
     let Some(folder) = stand_ins(place.path("lib"), &["libcuda.so.1", "libnvrtc.so.13"]) else { return };
     for case in &CASES {
         check(&place, case, case.refused, &folder, &[], &[case.why]);
+    }
+}
+
+/// Descriptors, fitting nets and losses, and keys of the model, that a GPU takes without being asked to.
+fn taken() -> Vec<Value> {
+    let attention = json!({"type": "se_atten", "sel": 40, "rcut": 4.0, "rcut_smth": 1.0, "neuron": [3, 6], "axis_neuron": 2,
+        "attn": 4, "attn_layer": 1, "seed": 1});
+    let angles =
+        json!({"type": "se_e3", "sel": [24, 40], "rcut": 4.0, "rcut_smth": 1.0, "neuron": [3, 6], "seed": 1});
+    let squares = json!({"type": "dos", "start_pref_dos": 1, "limit_pref_dos": 1});
+    let tensor = json!({"type": "tensor", "pref": 1, "pref_atomic": 1});
+    let with = |pointers: &[(&str, Value)]| {
+        let mut input = small_input(2, 2);
+        for (pointer, value) in pointers {
+            let (section, key) = pointer.rsplit_once('/').unwrap();
+            input.pointer_mut(section).unwrap()[key] = value.clone();
+        }
+        input
+    };
+    let net = |own: Value| {
+        let mut net = json!({"neuron": [6, 6], "seed": 1});
+        net.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        ("/model/fitting_net", net)
+    };
+    let dos = net(json!({"type": "dos", "numb_dos": 3}));
+    let gap = net(json!({"type": "property", "property_name": "gap", "task_dim": 2}));
+    vec![
+        with(&[("/model/descriptor", attention.clone())]),
+        with(&[dos.clone(), ("/loss", squares.clone())]),
+        with(&[("/model/descriptor", angles), dos, ("/loss", squares)]),
+        with(&[gap, ("/loss", json!({"type": "property"}))]),
+        with(&[net(json!({"type": "dipole"})), ("/loss", tensor.clone())]),
+        with(&[("/model/descriptor", attention.clone()), net(json!({"type": "polar"})), ("/loss", tensor)]),
+        with(&[
+            ("/model/descriptor", attention),
+            ("/model/use_srtab", json!("table.txt")),
+            ("/model/smin_alpha", json!(0.2)),
+            ("/model/sw_rmin", json!(1.5)),
+            ("/model/sw_rmax", json!(3.0)),
+        ]),
+    ]
+}
+
+#[test]
+fn what_a_gpu_computes_goes_there_with_auto() {
+    let place = Place::with_data();
+    write_outputs(&place.path("train"), 12);
+    place.write("table.txt", table_of_pairs());
+    let Some(folder) = stand_ins(place.path("lib"), &["libcuda.so.1", "libnvrtc.so.13"]) else { return };
+    for input in taken() {
+        place.input("input.json", &input);
+        for line in ["train input.json", "test -m model.ckpt -s train -n 2"] {
+            let ended =
+                run(&place, CASES[0].program, &format!("{line} --device auto"), &folder, &[]).succeeds();
+            assert!(!ended.stderr.contains(ON_THE_CPU), "{line}: {}", ended.stderr);
+            // Where it is asked for it would be an error that the GPU is not used.
+            run(&place, CASES[0].program, &format!("{line} --device cuda"), &folder, &[]).succeeds();
+        }
     }
 }
 

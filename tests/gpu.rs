@@ -6,7 +6,10 @@
 mod common;
 
 use common::place::{LONG, Place as JobPlace, my_turn, said, succeed};
-use common::{ATOMS, Ended, Place, can_run_kernels, npy_of, run_with, skip, small_input, stand_ins};
+use common::{
+    ATOMS, Ended, Place, can_run_kernels, npy_of, run_with, skip, small_input, stand_ins, table_of_pairs,
+    write_outputs,
+};
 use phalanx::checkpoint;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -213,6 +216,8 @@ fn trains_as_on_the_cpu(optimizer: Value, tolerance: f64, change: impl Fn(&mut V
         return;
     }
     let place = Place::with_data();
+    write_outputs(&place.path("train"), 12);
+    place.write("table.txt", table_of_pairs());
     let Some(folder) = fake(&place, &BOTH) else { return };
     let path = std::env::var("PATH").unwrap_or_default();
     let on_gpu = [("FAKE_CUDA_RUNS", "1"), ("PATH", path.as_str())];
@@ -304,6 +309,129 @@ fn models_that_go_operation_by_operation_train_as_on_the_cpu_and_go_on_after_a_r
     }
 }
 
+/// Fitting nets that predict no energy, and a loss for each.
+fn other_outputs() -> Vec<(Value, Value)> {
+    let net = |own: Value| {
+        let mut all = json!({"neuron": [6, 6], "seed": 1});
+        all.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        all
+    };
+    let squares = json!({"type": "dos", "start_pref_dos": 1, "limit_pref_dos": 2, "start_pref_cdf": 0.5, "limit_pref_cdf": 0.1,
+        "start_pref_acdf": 0.2, "limit_pref_acdf": 1});
+    let gap = json!({"type": "property", "property_name": "gap", "task_dim": 2, "intensive": true});
+    let measures = json!({"type": "property", "loss_func": "rmse", "metric": ["mae", "rmse", "mape"]});
+    let tensor = json!({"type": "tensor", "pref": 1, "pref_atomic": 0.5});
+    vec![
+        (net(json!({"type": "dos", "numb_dos": 3})), squares),
+        (net(gap), measures),
+        (net(json!({"type": "dipole"})), tensor.clone()),
+        (net(json!({"type": "polar", "fit_diag": false, "scale": [1.5, 0.5]})), tensor),
+    ]
+}
+
+#[test]
+fn models_of_other_outputs_train_as_on_the_cpu_and_go_on_after_a_restart() {
+    for (k, (fitting, loss)) in other_outputs().into_iter().enumerate() {
+        trains_as_on_the_cpu(json!({"type": "Adam"}), 1e-6, |input| {
+            (input["model"]["fitting_net"], input["loss"]) = (fitting.clone(), loss.clone());
+            input["training"]["validation_data"] = json!({"systems": ["train"], "batch_size": 1});
+            if k % 2 == 1 {
+                input["model"]["descriptor"] = by_operations().remove(0);
+            }
+            if k == 0 {
+                input["training"]["enable_ema"] = json!(true);
+                input["training"]["gradient_accumulation"] = json!(2);
+                clipped(input);
+            }
+        });
+    }
+}
+
+#[test]
+fn models_with_a_table_of_pair_energies_train_as_on_the_cpu_and_go_on_after_a_restart() {
+    trains_as_on_the_cpu(json!({"type": "Adam"}), 1e-6, |input| {
+        input["model"]["descriptor"] = by_operations().remove(0);
+        let table = json!({"use_srtab": "table.txt", "smin_alpha": 0.2, "sw_rmin": 1.5, "sw_rmax": 3.0});
+        input["model"].as_object_mut().unwrap().extend(table.as_object().unwrap().clone());
+        input["training"]["validation_data"] = json!({"systems": ["train"], "batch_size": 1});
+    });
+}
+
+#[test]
+fn what_is_shown_of_other_outputs_is_what_the_cpu_shows() {
+    if !can_run_kernels() {
+        return;
+    }
+    for (fitting, loss) in other_outputs() {
+        let place = prepared(|input| {
+            *input = small_input(4, 4);
+            (input["model"]["fitting_net"], input["loss"]) = (fitting.clone(), loss.clone());
+            input["training"]["disp_freq"] = json!(1);
+            input["training"]["validation_data"] = json!({"systems": ["valid"], "batch_size": 3});
+        });
+        write_outputs(&place.path("train"), 12);
+        write_outputs(&place.path("valid"), 4);
+        let Some(folder) = fake(&place, &BOTH) else { return };
+        let path = std::env::var("PATH").unwrap_or_default();
+        let on_gpu = [("FAKE_CUDA_RUNS", "1"), ("PATH", path.as_str())];
+        // Nobody has to ask for the GPU.
+        let ended = dp(&place, &folder, "train input.json", &on_gpu).succeeds();
+        assert!(ended.stderr.contains("Fake GPU"), "{}", ended.stderr);
+        same_as_on_the_cpu(&place, &folder);
+        let test = |device: &str| {
+            let line = format!("test -m model.ckpt -s valid -n 2 -d {device} --device {device}");
+            dp(&place, &folder, &line, &on_gpu).succeeds();
+        };
+        test("auto");
+        test("cpu");
+        let files = std::fs::read_dir(place.path("")).unwrap();
+        let names: Vec<String> = files.map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+        let details: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("cpu.")).collect();
+        assert!(!details.is_empty(), "{names:?}");
+        for name in details {
+            let [gpu, cpu] = ["auto", "cpu"].map(|device| {
+                let text = place.text(&format!("{device}.{name}"));
+                let rows = text.lines().filter(|line| !line.starts_with('#'));
+                let numbers = rows.flat_map(str::split_whitespace).map(|x| x.parse::<f64>().unwrap());
+                numbers.collect::<Vec<_>>()
+            });
+            assert!(!cpu.is_empty() && gpu.len() == cpu.len(), "{name}");
+            for (a, b) in gpu.iter().zip(&cpu) {
+                assert!((a - b).abs() <= 1e-9 * (1.0 + b.abs()), "{name}: {a} on the GPU, {b} on the CPU");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_learn_other_outputs_train_as_one() {
+    if !can_run_kernels() {
+        return;
+    }
+    let _turn = my_turn();
+    let (fitting, loss) = other_outputs().remove(1);
+    let place = |draws: u32| {
+        let place = JobPlace::new(&[
+            ("/model/fitting_net", fitting.clone()),
+            ("/loss", loss.clone()),
+            ("/training/numb_steps", json!(4)),
+            ("/training/disp_freq", json!(2)),
+            ("/training/gradient_accumulation", json!(draws)),
+        ]);
+        for (name, frames) in [("a", 5), ("b", 3), ("v", 3)] {
+            write_outputs(&place.path(name), frames);
+        }
+        place
+    };
+    let one = place(2);
+    let Some(_) = on_gpus(&one, 1, true, "") else { return };
+    for one_gpu in [true, false] {
+        let two = place(1);
+        on_gpus(&two, 2, one_gpu, "").unwrap();
+        same_to_rounding(&two, &one, &format!("two ranks, one GPU for both: {one_gpu}"));
+    }
+}
+
 #[test]
 fn ranks_that_go_operation_by_operation_train_as_one() {
     if !can_run_kernels() {
@@ -333,8 +461,7 @@ fn ranks_that_go_operation_by_operation_train_as_one() {
     for job in &mut jobs {
         assert!(!job.end(LONG), "{}", said(job));
     }
-    let message =
-        "training.ranks_per_frame: on GPUs ranks cannot share frames of a model with this descriptor";
+    let message = "training.ranks_per_frame: on GPUs ranks cannot share frames of this model";
     assert!(said(&jobs[0]).contains(message), "{}", said(&jobs[0]));
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Ended, Place, npy, skip, small_input};
+use common::{Ended, Place, npy, skip, small_input, table_of_pairs};
 use phalanx::export::read_model;
 use serde_json::{Value, json};
 use std::process::Command;
@@ -32,11 +32,7 @@ fn input_with(descriptor: &Value, steps: u64) -> Value {
 
 /// With a table of pair energies between O and H, which `place` gets.
 fn input_with_table(place: &Place, steps: u64) -> Value {
-    let row = |k: usize| {
-        let r = 0.05 * k as f64;
-        format!("{r:.3} {:e} {:e} {:e}\n", 30.0 * (-r).exp() / r, 10.0 * (-r).exp() / r, 4.0 * (-r).exp() / r)
-    };
-    place.write("table.txt", (1..90).map(row).collect::<String>());
+    place.write("table.txt", table_of_pairs());
     let mut input = input_with(&descriptors()[2].1, steps);
     let table = json!({"use_srtab": "table.txt", "smin_alpha": 0.2, "sw_rmin": 1.5, "sw_rmax": 3.0});
     input["model"].as_object_mut().unwrap().extend(table.as_object().unwrap().clone());

@@ -2,7 +2,11 @@
 
 mod common;
 
-use common::{Place, copy, small_input, small_system};
+use common::place::{by_hand, succeed};
+use common::{
+    Ended, Place, can_run_kernels, copy, prepare_with, run_with, small_input, small_system, stand_ins,
+    write_outputs,
+};
 use phalanx::Potential;
 use phalanx::checkpoint;
 use phalanx::data::System;
@@ -12,6 +16,7 @@ use phalanx::sample::BranchDraw;
 use phalanx::train::multi::MultiInput;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 fn here(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
@@ -65,9 +70,31 @@ fn numbers(list: &Value) -> Vec<f64> {
     list.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
+/// A GPU whose kernels run on the CPU, for `dp` in a place; nothing where none can be made.
+struct StandIn {
+    folder: PathBuf,
+    path: String,
+}
+
+impl StandIn {
+    #[track_caller]
+    fn new(place: &Place) -> Option<StandIn> {
+        let folder = match can_run_kernels() {
+            true => stand_ins(place.path("lib"), &["libcuda.so.1", "libnvrtc.so.13"])?,
+            false => return None,
+        };
+        Some(StandIn { folder, path: std::env::var("PATH").unwrap_or_default() })
+    }
+
+    fn dp(&self, place: &Place, line: &str, more: &[(&str, &str)]) -> Ended {
+        let environment = [&[("FAKE_CUDA_RUNS", "1"), ("PATH", &*self.path)], more].concat();
+        run_with(place.command(&format!("{line} --device cuda")), place, &self.folder, &environment)
+    }
+}
+
 /// Trains a case of `tests/golden/multi_task` and compares what both branches predict afterwards.
 #[track_caller]
-fn agrees(name: &str) {
+fn agrees(name: &str, on_gpu: bool) {
     let case: Value = serde_json::from_slice(
         &std::fs::read(here(&format!("tests/golden/multi_task/{name}.json"))).unwrap(),
     )
@@ -82,7 +109,14 @@ fn agrees(name: &str) {
     let own: Vec<u64> = (0..branches.len() as u64).map(|step| draw.at(step) as u64).collect();
     assert_eq!(own, branches, "DeePMD-kit was told to take the branches that are drawn here");
     place.input("input.json", &case["input"]);
-    place.dp("--pt train --skip-neighbor-stat input.json").succeeds();
+    let line = "--pt train --skip-neighbor-stat input.json";
+    match on_gpu {
+        false => place.dp(line).succeeds(),
+        true => {
+            let Some(gpu) = StandIn::new(&place) else { return };
+            gpu.dp(&place, line, &[]).succeeds()
+        }
+    };
     for (branch, system) in [("first", "mix"), ("second", "mixed")] {
         place.dp(&format!("freeze --head {branch} -o {branch}.dp")).succeeds();
         let mut model = Potential::load(&place.path(&format!("{branch}.dp"))).unwrap();
@@ -113,17 +147,109 @@ fn agrees(name: &str) {
 
 #[test]
 fn a_shared_descriptor_is_trained_as_by_deepmd_kit() {
-    agrees("shared_descriptor");
+    agrees("shared_descriptor", false);
 }
 
 #[test]
 fn a_shared_fitting_net_that_is_told_its_branch_is_trained_as_by_deepmd_kit() {
-    agrees("shared_fitting");
+    agrees("shared_fitting", false);
 }
 
 #[test]
 fn a_shared_type_embedding_is_trained_as_by_deepmd_kit() {
-    agrees("shared_types");
+    agrees("shared_types", false);
+}
+
+#[test]
+fn branches_are_trained_on_a_gpu_as_by_deepmd_kit() {
+    for name in ["shared_descriptor", "shared_fitting", "shared_types"] {
+        agrees(name, true);
+    }
+}
+
+/// Two branches, one of them a density of states.
+fn of_two_kinds(steps: u64, save_freq: u64) -> Value {
+    let mut input = two_branches(steps, save_freq);
+    input["model"]["model_dict"]["wet"]["fitting_net"] =
+        json!({"type": "dos", "numb_dos": 3, "neuron": [6, 6], "seed": 1});
+    input["loss_dict"]["wet"] = json!({"type": "dos", "start_pref_dos": 1, "limit_pref_dos": 1});
+    input["training"]["enable_ema"] = json!(true);
+    input
+}
+
+fn place_of_two_kinds() -> Place {
+    let place = place_with_branches();
+    write_outputs(&place.path("train"), 12);
+    write_outputs(&place.path("valid"), 4);
+    place
+}
+
+#[test]
+fn branches_are_trained_on_a_gpu_as_on_the_cpu_and_go_on_after_a_restart() {
+    let place = place_of_two_kinds();
+    let Some(gpu) = StandIn::new(&place) else { return };
+    let state = |steps: u64| checkpoint::load(&place.path(&format!("model.ckpt-{steps}.phx"))).unwrap();
+    let curve = || {
+        let text = place.text("lcurve.out");
+        let rows = text.lines().filter(|line| !line.starts_with('#'));
+        rows.flat_map(str::split_whitespace).map(|x| x.parse().unwrap()).collect::<Vec<f64>>()
+    };
+    let near = |found: &[Vec<f64>], want: &[Vec<f64>]| {
+        assert_eq!(found.len(), want.len());
+        for (a, b) in found.iter().flatten().zip(want.iter().flatten()) {
+            assert!((a - b).abs() <= 1e-6 * (1.0 + b.abs()), "{a} and {b}");
+        }
+    };
+    place.input("input.json", &of_two_kinds(12, 6));
+    place.dp("train input.json --device cpu").succeeds();
+    let (cpu, cpu_curve) = (state(12).into_numbers(), curve());
+    gpu.dp(&place, "train input.json", &[]).succeeds();
+    let whole = state(12);
+    let (bits, gpu_curve) = (whole.into_numbers(), curve());
+    near(&bits, &cpu);
+    assert!(gpu_curve.len() == cpu_curve.len() && !cpu_curve.is_empty());
+    for (a, b) in gpu_curve.iter().zip(&cpu_curve) {
+        assert!((a - b).abs() <= 0.011 * b.abs() || a.is_nan() && b.is_nan(), "{gpu_curve:?} {cpu_curve:?}");
+    }
+    gpu.dp(&place, "train input.json --restart model.ckpt-6", &[]).succeeds();
+    assert_eq!(state(12).into_numbers(), bits, "a restart has the same bits");
+
+    // Two ranks are one with two draws.
+    let mut ranks = of_two_kinds(6, 6);
+    ranks["learning_rate"]["scale_by_worker"] = json!("none");
+    place.input("input.json", &ranks);
+    let environment =
+        [("FAKE_CUDA_RUNS", "1"), ("PATH", &*gpu.path), ("PHALANX_SHARE_GPU", "1"), ("PHALANX_NCCL", "0")];
+    let mut jobs = by_hand(2, &environment, || {
+        let mut command = place.command("train input.json --device cuda");
+        prepare_with(&mut command, &place.path("cache"), &gpu.folder);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    });
+    jobs.iter_mut().for_each(succeed);
+    let two = state(6).into_numbers();
+    ranks["training"]["gradient_accumulation"] = json!(2);
+    place.input("input.json", &ranks);
+    gpu.dp(&place, "train input.json", &[]).succeeds();
+    near(&two, &state(6).into_numbers());
+}
+
+#[test]
+fn a_gpu_that_is_lost_while_branches_are_trained_ends_the_run() {
+    let place = place_with_branches();
+    let Some(gpu) = StandIn::new(&place) else { return };
+    place.input("input.json", &two_branches(20, 2));
+    gpu.dp(&place, "train input.json", &[("FAKE_CUDA_LOST_AT", "900")])
+        .fails(&["CUDA_ERROR_LAUNCH_FAILED", "is complete. To continue: dp train --restart"]);
+}
+
+#[test]
+fn branches_go_to_a_gpu_with_auto() {
+    let place = place_with_branches();
+    let Some(folder) = stand_ins(place.path("lib"), &["libcuda.so.1", "libnvrtc.so.13"]) else { return };
+    place.input("input.json", &two_branches(2, 2));
+    let ended = run_with(place.command("train input.json --device auto"), &place, &folder, &[]).succeeds();
+    assert!(!ended.stderr.contains("computing on the CPU"), "{}", ended.stderr);
 }
 
 #[test]

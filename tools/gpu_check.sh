@@ -8,7 +8,7 @@
 # TRAINED a model of the stock network after many steps: `times` and `profile` show it beside a fresh one (default: none).
 # OUT   folder for logs and the table (default: a new temporary folder).
 # Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory
-# lost test times utilisation start profile optimizers operations pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
+# lost test times utilisation start profile optimizers operations outputs pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
 # each of PRECISIONS (default: float64), minutes each; `times` shows all four, or these. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -17,7 +17,7 @@ while getopts b:d:t:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; t) trained=$(realpath "$OPTARG") ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory lost test times utilisation start profile optimizers operations pinn}
+sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory lost test times utilisation start profile optimizers operations outputs pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
@@ -84,6 +84,69 @@ json.dump(text, open(path, "w"))
 END
 }
 
+# labelled: a system with labels of every output, made where it is not there
+labelled() {
+    local folder=$out/labelled
+    [ -d "$folder" ] && echo "$folder" && return
+    cp -r "$data/water/data_0" "$folder" && chmod -R u+w "$folder"
+    python3 - "$folder" <<'END'
+import array, math, os, sys
+folder, frames = sys.argv[1], 80
+atoms = len(open(os.path.join(folder, "type.raw")).read().split())
+for name, width in [("dos", 50), ("gap", 2), ("dipole", 3), ("polarizability", 9)]:
+    for file, columns in [(name, width), ("atom_" + name, atoms * width)]:
+        header = "{'descr': '<f8', 'fortran_order': False, 'shape': (%d, %d), }" % (frames, columns)
+        header += " " * (-(len(header) + 11) % 64) + "\n"
+        numbers = array.array("d", (math.sin(0.37 * k) for k in range(frames * columns)))
+        open(os.path.join(folder, "set.000", file + ".npy"), "wb").write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + numbers.tobytes())
+END
+    echo "$folder"
+}
+
+# outputs_input FILE KIND BATCH STEPS DISPLAY [extra training keys]: a model of another output, with a table of pair energies, or of two branches
+outputs_input() {
+    local system
+    system=$(labelled)
+    input "$1" "$3" "$4" "$5" float64 "${6:-}"
+    python3 - "$1" "$2" "$system" <<'END'
+import json, math, os, sys
+path, kind, system = sys.argv[1:]
+text = json.load(open(path))
+net, model = text["model"]["fitting_net"], text["model"]
+strip = {"type": "se_atten_v2", "sel": 120, "rcut_smth": 0.5, "rcut": 6.0, "neuron": [25, 50, 100], "axis_neuron": 16, "attn_layer": 0, "seed": 1}
+squares = {"type": "dos", **{f"{end}_pref_{term}": 1 for end in ["start", "limit"] for term in ["dos", "cdf", "ados", "acdf"]}}
+tensor = {"type": "tensor", "pref": 1, "pref_atomic": 1}
+gap = {"type": "property", "property_name": "gap", "task_dim": 2}
+which = {"dos": ({"type": "dos", "numb_dos": 50}, squares), "property": ({**gap, "intensive": True}, {"type": "property", "metric": ["mae", "rmse"]}),
+         "gap": (gap, {"type": "property", "loss_func": "rmse"}), "dipole": ({"type": "dipole"}, tensor), "polar": ({"type": "polar"}, tensor),
+         "polar_whole": ({"type": "polar", "fit_diag": False}, tensor)}
+if kind.startswith("atten_") or kind == "srtab":
+    model["descriptor"] = strip
+if kind == "srtab":
+    row = lambda r: " ".join(f"{x:e}" for x in [r, 30 * math.exp(-r) / r, 10 * math.exp(-r) / r, 4 * math.exp(-r) / r])
+    table = os.path.join(os.path.dirname(path), "table.txt")
+    open(table, "w").write("\n".join(row(0.05 * k) for k in range(1, 121)) + "\n")
+    model.update(use_srtab=table, smin_alpha=0.2, sw_rmin=0.9, sw_rmax=1.6)
+elif kind == "branches":
+    training, loss = text["training"], text.pop("loss")
+    own, of_dos = which["dos"]
+    model["shared_dict"] = {"types": model.pop("type_map"), "local": model.pop("descriptor")}
+    branch = lambda fitting, **more: {"type_map": "types", "descriptor": "local", "fitting_net": fitting, **more}
+    model["model_dict"] = {"dos": branch({**net, **own}, model_branch_alias=["Default"]), "energy": branch(net)}
+    del model["fitting_net"]
+    data, validation = training.pop("training_data"), training.pop("validation_data", None)
+    training["model_prob"] = {"dos": 0.5, "energy": 1.0}
+    training["data_dict"] = {"dos": {"training_data": {**data, "systems": [system]}, **({"validation_data": validation} if validation else {})},
+                             "energy": {"training_data": data}}
+    text["loss_dict"] = {"dos": of_dos, "energy": loss}
+else:
+    own, text["loss"] = which[kind.removeprefix("atten_")]
+    net.update(own)
+    text["training"]["training_data"]["systems"] = [system]
+json.dump(text, open(path, "w"))
+END
+}
+
 # train FOLDER ARGUMENTS...: runs dp train input.json in a folder, on DEVICE (default: cuda)
 train() {
     local folder=$1
@@ -107,19 +170,19 @@ print({key: table["header"].get(key) for key in ["step", "draws", "engine"]})
 ') 2>/dev/null | md5sum | cut -c1-12
 }
 
-# deviation_of_tests FOLDER: freezes the model of a run and says how far dp test on the GPU is from that on the CPU; fails beyond 1e-10
+# deviation_of_tests FOLDER [SYSTEM]: freezes the model of a run and says how far dp test on the GPU is from that on the CPU; fails beyond 1e-10
 deviation_of_tests() {
     (cd "$1" && "$bin/dp" freeze -o model.dp >freeze.log 2>&1
-        for device in cpu cuda; do "$bin/dp" test -m model.dp -s "$data/water/data_0" -n 20 -d $device --device $device >test_$device.log 2>&1; done
+        for device in cpu cuda; do "$bin/dp" test -m model.dp -s "${2:-$data/water/data_0}" -n 20 -d $device --device $device >test_$device.log 2>&1; done
         python3 - <<'END'
 import glob, sys
 worst = {}
-for path in sorted(glob.glob("cpu*.out")):
+for path in sorted(glob.glob("cpu*.out*")):
     read = lambda name: [[float(x) for x in line.split()] for line in open(name) if not line.startswith("#")]
     a, b = read(path), read("cuda" + path[3:])
     assert len(a) == len(b) > 0, path
     scale = max(abs(x) for row in a for x in row) or 1.0
-    worst[path[4:-4]] = max(abs(x - y) for r, s in zip(a, b) for x, y in zip(r, s)) / scale
+    worst[path[4:].replace(".out", "")] = max(abs(x - y) for r, s in zip(a, b) for x, y in zip(r, s)) / scale
 print(" ".join(f"{k} {v:.0e}" for k, v in worst.items()))
 sys.exit(not worst or max(worst.values()) > 1e-10)
 END
@@ -143,6 +206,52 @@ worst = max(norm([x - y for x, y in zip(found[k], want[k])]) / (norm(want[k]) or
 print(f"{worst:.0e}")
 sys.exit(not worst < 1e-8)
 END
+}
+
+# as_the_cpu SECTION KIND SYSTEM: runs of SECTION_input twice, kernel by kernel, from a checkpoint on and on the CPU, with validation and dp test
+# on a system
+as_the_cpu() {
+    local section=$1 kind=$2 system=$3 run folder a b c words
+    local more=', "validation_data": {"systems": ["'$system'"], "batch_size": 1}'
+    for run in cuda again plain cpu; do
+        folder=$(fresh "${section}_${kind}_$run") && "${section}_input" "$folder/input.json" "$kind" 2 40 10 "$more"
+        sed -i 's/"save_freq": 1000000/"save_freq": 20/' "$folder/input.json"
+        PHALANX_GRAPHS=$([ $run = plain ] && echo 0 || echo 1) DEVICE=$([ $run = cpu ] && echo cpu || echo cuda) train "$folder"
+    done
+    a=$(bits "$out/${section}_${kind}_cuda") b=$(bits "$out/${section}_${kind}_again") c=$(bits "$out/${section}_${kind}_plain")
+    [ "$a" = "$b" ] && [ "$a" = "$c" ] && [ -s "$out/${section}_${kind}_cuda/lcurve.out" ]
+    result "$kind bits" $? "two runs $a $b, kernel by kernel $c"
+    folder=$(fresh "${section}_${kind}_parts") && cp "$out/${section}_${kind}_cuda"/{input.json,lcurve.out,model.ckpt-20.phx} "$folder/"
+    train "$folder" --restart model.ckpt-20.phx
+    b=$(bits "$folder")
+    [ "$a" = "$b" ]
+    result "$kind restart" $? "40 steps $a, 20 of them again from a checkpoint $b"
+    python3 - "$out/${section}_${kind}_cuda/lcurve.out" "$out/${section}_${kind}_cpu/lcurve.out" <<'END'
+import sys
+rows = [[[float(x) for x in line.split()] for line in open(path) if not line.startswith("#")] for path in sys.argv[1:]]
+assert rows[0] and len(rows[0]) == len(rows[1])
+sys.exit(any(abs(a - b) > 1e-2 * abs(b) for r, s in zip(*rows) for a, b in zip(r, s) if a == a or b == b))
+END
+    result "$kind cpu = cuda" $? "$(tail -1 "$out/${section}_${kind}_cuda/lcurve.out"); $(tail -1 "$out/${section}_${kind}_cpu/lcurve.out")"
+    words=$(deviation_of_tests "$out/${section}_${kind}_cuda" "$system")
+    result "$kind dp test" $? "cuda from cpu: $words"
+}
+
+# times_of SECTION KIND...: samples/s of SECTION_input with batches of 1, 16 and 64
+times_of() {
+    local section=$1 kind batch steps folder line
+    shift
+    say "$(printf '%-12s %10s %10s %10s' "" 1 16 64)"
+    for kind in "$@"; do
+        line=$(printf '%-12s' "$kind")
+        for batch in 1 16 64; do
+            steps=$((batch == 1 ? 400 : batch == 16 ? 80 : 24))
+            folder=$(fresh "${section}_time_${kind}_$batch") && "${section}_input" "$folder/input.json" "$kind" $batch $steps $((steps / 2))
+            train "$folder"
+            line="$line $(printf '%10s' "$(speed "$folder" $batch $steps || echo failed)")"
+        done
+        say "$line"
+    done
 }
 
 # launch RANKS COMMAND...: so many ranks that share the GPU, by mpirun where there is one, else by hand as torchrun starts them
@@ -532,47 +641,29 @@ sys.exit(not a or len(a) != len(b) or any(abs(x - y) > $([ $precision = float64 
         PHALANX_DEVICE=cuda PHALANX_GOLDEN=$here/tests/golden PHALANX_ORACLE=${PHALANX_ORACLE:-$data/../oracle} PHALANX_DATA=$data \
             "$bin/oracle" atten se_e3 hybrid angle exclude >"$out/operations_oracle.log" 2>&1
         result "operations oracle" $? "$(tail -1 "$out/operations_oracle.log")"
-        for kind in se_atten strip se_e3 hybrid; do
-            more=', "validation_data": {"systems": ["'$data'/water/data_3"], "batch_size": 1}'
-            for run in cuda again plain cpu; do
-                folder=$(fresh "operations_${kind}_$run") && operations_input "$folder/input.json" $kind 2 40 10 "$more"
-                sed -i 's/"save_freq": 1000000/"save_freq": 20/' "$folder/input.json"
-                graphs=1 device=cuda
-                [ $run = plain ] && graphs=0
-                [ $run = cpu ] && device=cpu
-                PHALANX_GRAPHS=$graphs DEVICE=$device train "$folder"
-            done
-            a=$(bits "$out/operations_${kind}_cuda") b=$(bits "$out/operations_${kind}_again") c=$(bits "$out/operations_${kind}_plain")
-            [ "$a" = "$b" ] && [ "$a" = "$c" ] && [ -s "$out/operations_${kind}_cuda/lcurve.out" ]
-            result "$kind bits" $? "two runs $a $b, kernel by kernel $c"
-            folder=$(fresh "operations_${kind}_parts") && cp "$out/operations_${kind}_cuda"/{input.json,lcurve.out,model.ckpt-20.phx} "$folder/"
-            train "$folder" --restart model.ckpt-20.phx
-            b=$(bits "$folder")
-            [ "$a" = "$b" ]
-            result "$kind restart" $? "40 steps $a, 20 of them again from a checkpoint $b"
-            python3 - "$out/operations_${kind}_cuda/lcurve.out" "$out/operations_${kind}_cpu/lcurve.out" <<'END'
-import sys
-rows = [[[float(x) for x in line.split()] for line in open(path) if not line.startswith("#")] for path in sys.argv[1:]]
-assert rows[0] and len(rows[0]) == len(rows[1])
-sys.exit(any(abs(a - b) > 1e-2 * abs(b) for r, s in zip(*rows) for a, b in zip(r, s) if a == a or b == b))
-END
-            result "$kind cpu = cuda" $? "$(tail -1 "$out/operations_${kind}_cuda/lcurve.out"); $(tail -1 "$out/operations_${kind}_cpu/lcurve.out")"
-            words=$(deviation_of_tests "$out/operations_${kind}_cuda")
-            result "$kind dp test" $? "cuda from cpu: $words"
-        done
+        for kind in se_atten strip se_e3 hybrid; do as_the_cpu operations $kind "$data/water/data_3"; done
         say "samples/s operation by operation, float64 (192 atoms of water; the second half of a run)"
-        say "$(printf '%-10s %10s %10s %10s' descriptor 1 16 64)"
-        for kind in se_atten strip se_e3 hybrid; do
-            line=$(printf '%-10s' $kind)
-            for batch in 1 16 64; do
-                steps=$((batch == 1 ? 400 : batch == 16 ? 80 : 24))
-                folder=$(fresh "operations_time_${kind}_$batch") && operations_input "$folder/input.json" $kind $batch $steps $((steps / 2))
-                train "$folder"
-                speed=$(speed "$folder" $batch $steps)
-                line="$line $(printf '%10s' "${speed:-failed}")"
-            done
-            say "$line"
-        done
+        times_of operations se_atten strip se_e3 hybrid
+        ;;
+    outputs)
+        PHALANX_DEVICE=cuda PHALANX_GOLDEN=$here/tests/golden PHALANX_ORACLE=${PHALANX_ORACLE:-$data/../oracle} PHALANX_DATA=$data \
+            "$bin/oracle" dos dipole polar property srtab >"$out/outputs_oracle.log" 2>&1
+        result "outputs oracle" $? "$(tail -1 "$out/outputs_oracle.log")"
+        kinds="dos atten_dos property atten_gap dipole polar polar_whole srtab branches"
+        for kind in $kinds; do as_the_cpu outputs $kind "$(labelled)"; done
+        folder=$(fresh outputs_nccl) && outputs_input "$folder/input.json" property 2 40 10 && PHALANX_NCCL=1 train "$folder"
+        a=$(bits "$folder")
+        folder=$(fresh outputs_alone) && outputs_input "$folder/input.json" property 2 40 10 && train "$folder"
+        b=$(bits "$folder")
+        [ "$a" = "$b" ] && grep -q NCCL "$out/outputs_nccl/log"
+        result "outputs nccl" $? "world of one through NCCL $a, without $b"
+        folder=$(fresh outputs_two) && outputs_input "$folder/input.json" polar 2 20 10 ', "reproducible": true' && in_ranks "$folder" 2
+        folder=$(fresh outputs_one) && outputs_input "$folder/input.json" polar 2 20 10 ', "reproducible": true, "gradient_accumulation": 2' && train "$folder"
+        a=$(bits "$out/outputs_two") b=$(bits "$folder")
+        [ "$a" = "$b" ] && [ -s "$folder/lcurve.out" ]
+        result "outputs two ranks" $? "two ranks of one GPU $a, one with two draws $b"
+        say "samples/s of other outputs, float64 (192 atoms of water; the second half of a run)"
+        times_of outputs $kinds
         ;;
     pinn)
         python3 "$here/tools/pinn_frames.py" "$out/pinn.xyz" 800 && python3 "$here/tools/pinn_frames.py" "$out/pinn_eval.xyz" 20

@@ -44,9 +44,9 @@ pub struct BlendedPair {
     /// x_j - x_i, A.
     pub d: [f64; 3],
     /// dw/dd, 1/A.
-    weight_d: [f64; 3],
+    pub weight_d: [f64; 3],
     /// Derivative of the table's energy by d, eV/A.
-    energy_d: [f64; 3],
+    pub energy_d: [f64; 3],
 }
 
 impl Blend {
@@ -115,6 +115,17 @@ impl Blend {
 
     fn of(&self, atom: usize) -> Option<&Blended> {
         self.atoms.binary_search_by_key(&atom, |own| own.atom).ok().map(|k| &self.atoms[k])
+    }
+
+    /// For each atom that is not the net's alone: its number, the table's weight and energy, and its neighbours.
+    pub fn atoms<'a>(
+        &'a self,
+        model: &'a Dp,
+    ) -> impl Iterator<Item = (usize, f64, f64, &'a [BlendedPair])> + 'a {
+        let of = |own: &'a Blended| {
+            (own.atom, own.weight, table_energy(model, own), &self.pairs[own.pairs.clone()])
+        };
+        self.atoms.iter().map(of)
     }
 
     /// What the forces of the net of this atom are multiplied by, `1 - w`.

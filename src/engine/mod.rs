@@ -15,8 +15,8 @@ pub mod cuda;
 pub mod choice;
 pub mod blocks;
 
-use crate::Result;
 use crate::data::Frame;
+use crate::error::{Error, Result};
 use crate::neighbor::{Cut, NeighborList};
 use crate::sample::Prepared;
 use std::ops::Range;
@@ -195,6 +195,11 @@ pub trait Engine: Send {
     /// Whether gradients have the precision of float32.
     fn is_single(&self) -> bool {
         false
+    }
+
+    /// What went wrong in a pass since this was last asked: devices may fail. What the pass gave is worth nothing then.
+    fn failure(&mut self) -> Option<Error> {
+        None
     }
 
     /// First pass: energies, forces and virials of the batch.

@@ -2,7 +2,7 @@
 
 use super::options::{Prefactor, prefactor};
 use super::squares::Squares;
-use super::{Loss, LossChoice, LossOptions, LossValue, Term};
+use super::{Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
 use crate::config::registry::{Entry, Named};
 use crate::config::table::{Key, Kind};
 use crate::config::{Section, Variant};
@@ -110,6 +110,13 @@ impl LossOptions for DosLossOptions {
 
     fn names(&self, _fitting: &FittingOptions) -> Vec<String> {
         self.used().map(|(term, _)| term.shown.to_string()).collect()
+    }
+
+    fn on_device(&self, _model: &Dp) -> Option<OutputTerms> {
+        let used = self.prefactors.map(|prefactor| Some(prefactor).filter(Prefactor::is_used));
+        let shown = TERMS.iter().enumerate().filter(|(k, _)| used[*k].is_some());
+        let shown = shown.map(|(k, term)| (term.shown, k)).collect();
+        Some(OutputTerms { loss: OutputLoss::Squares(used), shown })
     }
 
     fn build(&self, start_lr: f64, model: &Dp) -> Box<dyn Loss> {

@@ -26,6 +26,7 @@ use crate::err;
 use crate::error::Result;
 use crate::model::dp::Dp;
 use crate::model::dp::options::FittingOptions;
+use options::Prefactor;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -77,8 +78,29 @@ pub trait LossOptions: Any + Debug + Send + Sync {
         None
     }
 
+    /// What it compares, where that is no energy and a device computes it by itself.
+    fn on_device(&self, _model: &Dp) -> Option<OutputTerms> {
+        None
+    }
+
     /// The loss of a run; `start_lr` is the learning rate at which prefactors start.
     fn build(&self, start_lr: f64, model: &Dp) -> Box<dyn Loss>;
+}
+
+/// A loss of outputs that are no energies.
+#[derive(Debug, Clone, PartialEq)]
+pub enum OutputLoss {
+    /// Mean squares of the errors of atoms, of their running sums, of the errors of frames, and of theirs; `None`: not used.
+    Squares([Option<Prefactor>; 4]),
+    /// Of properties of frames, with the deviation of each.
+    Property { function: property::Measure, beta: f64, deviation: Vec<f64> },
+}
+
+/// Such a loss, and the errors that are shown of it: names, and places in the order of the squares or of the measures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutputTerms {
+    pub loss: OutputLoss,
+    pub shown: Vec<(&'static str, usize)>,
 }
 
 /// The loss that an input asks for.
@@ -134,6 +156,11 @@ impl LossChoice {
     /// The columns of the learning curve.
     pub fn columns(&self, fitting: &FittingOptions) -> Vec<String> {
         self.shown(fitting).into_iter().flatten().collect()
+    }
+
+    /// See [`LossOptions::on_device`].
+    pub fn on_device(&self, model: &Dp) -> Option<OutputTerms> {
+        self.0.on_device(model)
     }
 
     /// The loss of a run.

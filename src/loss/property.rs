@@ -1,6 +1,6 @@
 //! The loss of properties of frames, in units of the deviation of the labels.
 
-use super::{Loss, LossChoice, LossOptions, LossValue, Term};
+use super::{Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
 use crate::config::check::did_you_mean;
 use crate::config::registry::{Entry, Named};
 use crate::config::table::{Key, Kind};
@@ -32,7 +32,8 @@ pub enum Measure {
     Mape,
 }
 
-const MEASURES: [(&str, Measure); 5] = [
+/// By name, in the order in which they are shown.
+pub const MEASURES: [(&str, Measure); 5] = [
     ("smooth_mae", Measure::SmoothMae),
     ("mae", Measure::Mae),
     ("mse", Measure::Mse),
@@ -103,16 +104,26 @@ impl LossOptions for PropertyLossOptions {
         self.metric.iter().map(|measure| name(*measure).to_string()).collect()
     }
 
+    fn on_device(&self, model: &Dp) -> Option<OutputTerms> {
+        let (function, beta, deviation) = (self.function, self.beta, deviation(model));
+        let place = |measure: &Measure| MEASURES.iter().position(|(_, known)| known == measure);
+        let shown = self.metric.iter().filter_map(|measure| Some((name(*measure), place(measure)?)));
+        Some(OutputTerms { loss: OutputLoss::Property { function, beta, deviation }, shown: shown.collect() })
+    }
+
     fn build(&self, _start_lr: f64, model: &Dp) -> Box<dyn Loss> {
-        let width = model.output.width;
         Box::new(PropertyLoss {
             options: self.clone(),
             left_out: model.options.atom_exclude_types.clone(),
             is_intensive: model.output.is_intensive,
-            // As in DeePMD-kit: that of the first type, also where types differ.
-            deviation: model.stats.out_std[..width].to_vec(),
+            deviation: deviation(model),
         })
     }
+}
+
+/// The units of errors. As in DeePMD-kit those of the first type, also where types differ.
+fn deviation(model: &Dp) -> Vec<f64> {
+    model.stats.out_std[..model.output.width].to_vec()
 }
 
 fn name(measure: Measure) -> &'static str {

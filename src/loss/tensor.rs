@@ -1,7 +1,8 @@
 //! The loss of dipoles and polarizabilities, of frames and of atoms.
 
+use super::options::Prefactor;
 use super::squares::Squares;
-use super::{Loss, LossChoice, LossOptions, LossValue, Term};
+use super::{Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
 use crate::config::registry::{Entry, Named};
 use crate::config::table::{Key, Kind};
 use crate::config::{Section, Variant};
@@ -80,6 +81,14 @@ impl LossOptions for TensorLossOptions {
 
     fn names(&self, fitting: &FittingOptions) -> Vec<String> {
         self.shown(fitting).into_iter().map(String::from).collect()
+    }
+
+    fn on_device(&self, model: &Dp) -> Option<OutputTerms> {
+        let constant = |pref: f64| (pref > 0.0).then_some(Prefactor { start: pref, limit: pref });
+        let used = [constant(self.pref_atomic), None, constant(self.pref), None];
+        let places = (0..used.len()).filter(|&k| used[k].is_some());
+        let shown = self.shown(&model.options.fitting).into_iter().zip(places).collect();
+        Some(OutputTerms { loss: OutputLoss::Squares(used), shown })
     }
 
     fn build(&self, _start_lr: f64, model: &Dp) -> Box<dyn Loss> {

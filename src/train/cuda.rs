@@ -6,6 +6,7 @@ mod kinds;
 mod memory;
 pub mod operations;
 mod optimizer;
+mod outputs;
 mod validation;
 
 use super::average;
@@ -520,6 +521,20 @@ fn terms_of(loss: &EnerLossOptions, all: u32) -> u32 {
 /// The numbers of a step. `all`: the labels that every frame of the batch has.
 fn turn_of(setup: &Setup, adam: &AdamOptions, start_lr: f64, asked: &Asked, all: u32) -> layout::Turn {
     let loss = energy_loss(setup);
+    turn_with(setup, adam, start_lr, asked, terms_of(loss, all), |ratio| {
+        loss.prefactors().map(|p| p.at(ratio))
+    })
+}
+
+/// The same for the terms of any loss, with what they are weighted by at a ratio of the learning rate to that at the start.
+fn turn_with(
+    setup: &Setup,
+    adam: &AdamOptions,
+    start_lr: f64,
+    asked: &Asked,
+    terms: u32,
+    weigh: impl Fn(f64) -> [f64; 5],
+) -> layout::Turn {
     let (step, schedule, scaled) = match asked {
         Asked::Step { turn, .. } => (turn.step, turn.rate.schedule, turn.rate.scaled),
         Asked::Errors { rate } => (0, *rate, 0.0),
@@ -531,7 +546,7 @@ fn turn_of(setup: &Setup, adam: &AdamOptions, start_lr: f64, asked: &Asked, all:
     let ratio = schedule / start_lr;
     let rule = Rule::new(adam, scaled, step);
     layout::Turn {
-        weight: loss.prefactors().map(|p| p.limit + (p.start - p.limit) * ratio),
+        weight: weigh(ratio),
         rate: rule.rate,
         correction: rule.correction,
         shrink: rule.shrink,
@@ -543,7 +558,7 @@ fn turn_of(setup: &Setup, adam: &AdamOptions, start_lr: f64, asked: &Asked, all:
         count,
         stop: f64::from(u8::from(stop)),
         step: step as u32,
-        terms: terms_of(loss, all),
+        terms,
         add: u32::from(add),
         place: place_of(asked) as u32,
         slots: [0; 2],
@@ -567,9 +582,9 @@ fn values_at(values: &Buffer<f64>, setup: &Setup, loss: &EnerLoss, place: usize)
     Ok(LossValue { loss: numbers[0], terms: terms.collect() })
 }
 
-/// The loss of a run on a GPU, which trains energies alone.
+/// The loss of a run that trains energies.
 fn energy_loss(setup: &Setup) -> &EnerLossOptions {
-    setup.input.loss.options().expect("the GPU has refused other outputs")
+    setup.input.loss.options().expect("other outputs have a loss of their own")
 }
 
 /// Whether virials are part of the loss, or of what is told of the validation set.

@@ -40,7 +40,10 @@ impl<E: Engine> DeepPotential<E> {
     /// Energies, forces and virials of a batch, the same on all ranks that share it.
     pub fn predict(&mut self, params: &[f64], batch: &Frames<Self>, team: &mut Team) -> Result<&Prediction> {
         self.shared.evaluate(&mut self.out, &mut self.engine, params, batch, team)?;
-        Ok(&self.out)
+        match self.engine.failure() {
+            Some(failure) => Err(failure),
+            None => Ok(&self.out),
+        }
     }
 }
 

@@ -173,6 +173,27 @@ pub fn small_system(folder: &Path, n_frames: usize, seed: u64) {
     }
 }
 
+/// Labels of everything that a fitting net may predict beside energies, of each frame and of each atom of a system.
+pub fn write_outputs(system: &Path, n_frames: usize) {
+    let n_atoms = std::fs::read_to_string(system.join("type.raw")).unwrap().split_whitespace().count();
+    for (name, width) in [("dos", 3), ("gap", 2), ("dipole", 3), ("polarizability", 9)] {
+        for (file, columns) in [(name.to_string(), width), (format!("atom_{name}"), n_atoms * width)] {
+            let values: Vec<f64> = (0..n_frames * columns).map(|k| (k as f64 * 0.37).sin()).collect();
+            std::fs::write(system.join("set.000").join(file + ".npy"), npy(&[n_frames, columns], &values))
+                .unwrap();
+        }
+    }
+}
+
+/// A file with energies of pairs of two types at short range.
+pub fn table_of_pairs() -> String {
+    let row = |k: usize| {
+        let r = 0.05 * k as f64;
+        format!("{r:.3} {:e} {:e} {:e}\n", 30.0 * (-r).exp() / r, 10.0 * (-r).exp() / r, 4.0 * (-r).exp() / r)
+    };
+    (1..90).map(row).collect()
+}
+
 /// A training input for it. The learning rate does not depend on the number of steps.
 pub fn small_input(steps: u64, save_freq: u64) -> Value {
     json!({

@@ -6,6 +6,7 @@
  *   FAKE_CUDA_DEVICES   number of GPUs (default 1)
  *   FAKE_CUDA_MEMORY    bytes of GPU memory (default 2 GB)
  *   FAKE_CUDA_LOST      the GPU is lost at this start of a recorded step; from then on everything fails
+ *   FAKE_CUDA_LOST_AT   the same at this start of a kernel by itself
  *   FAKE_NVML_BUSY      percent of the time in which the GPU is busy (default: it does not tell)
  *   FAKE_NCCL_PATIENCE  seconds after which a sum over ranks hangs for ever, and its GPU with it (default 60)
  *   FAKE_CUDA_COUNTS    file to which bytes of page-locked memory and copies from it are written at the end
@@ -30,7 +31,7 @@ static size_t number(const char *name, size_t fallback) {
     return text ? strtoull(text, NULL, 10) : fallback;
 }
 
-static size_t used, locked_bytes, locked_copies, steps;
+static size_t used, locked_bytes, locked_copies, steps, kernels;
 static int is_lost;
 static struct { char *at; size_t bytes; } locked[65536];
 static size_t n_locked;
@@ -226,6 +227,7 @@ int cuFuncGetAttribute(int *value, int which, void *function) { *value = 0; retu
 struct attribute { unsigned id, padding, value[16]; };
 struct config { unsigned grid[3], block[3], shared; void *stream; const struct attribute *attributes; unsigned n_attributes; };
 int cuLaunchKernelEx(const struct config *config, struct function *function, void **arguments, void **extra) {
+    if (++kernels == number("FAKE_CUDA_LOST_AT", 0)) is_lost = 1;
     ALIVE;
     if (!function->of) return 0;
     void *bound = function->of->bind(function->entry, arguments);

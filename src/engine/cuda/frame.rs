@@ -23,6 +23,8 @@ pub const LABEL_FORCE: u32 = 2;
 pub const LABEL_VIRIAL: u32 = 4;
 pub const LABEL_ATOM_ENERGY: u32 = 8;
 pub const LABEL_ATOM_PREF: u32 = 16;
+pub const LABEL_OUTPUT: u32 = 32;
+pub const LABEL_ATOM_OUTPUT: u32 = 64;
 
 /// The bits of the labels that a frame has.
 pub fn labels_of(labels: &Labels) -> u32 {
@@ -32,6 +34,8 @@ pub fn labels_of(labels: &Labels) -> u32 {
         (labels.virial.is_some(), LABEL_VIRIAL),
         (labels.atom_energy.is_some(), LABEL_ATOM_ENERGY),
         (labels.atom_pref.is_some(), LABEL_ATOM_PREF),
+        (labels.output.is_some(), LABEL_OUTPUT),
+        (labels.atom_output.is_some(), LABEL_ATOM_OUTPUT),
     ];
     bits.iter().filter(|(has, _)| *has).map(|(_, bit)| bit).sum()
 }

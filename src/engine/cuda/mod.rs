@@ -52,11 +52,8 @@ pub enum OnGpu {
     Operations,
 }
 
-/// The engine that trains this model; an error where none does.
+/// The engine that trains this model.
 pub fn engine_on_gpu(model: &Dp) -> Result<OnGpu> {
-    if !model.is_energy() || model.options.short_range.is_some() {
-        return form_on_gpu(model).map(OnGpu::Fused); // neither has these
-    }
     Ok(form_on_gpu(model).map_or(OnGpu::Operations, OnGpu::Fused))
 }
 

@@ -9,13 +9,13 @@ use super::super::session::Session;
 use super::super::setup::Setup;
 use super::super::team::Team;
 use super::super::validate::{self, FrameErrors};
-use super::{energy_loss, loss_terms, place_of, turn_of, values_at, wants_virial};
+use super::outputs::LossOnGpu;
+use super::place_of;
 use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
 use crate::data::{Dataset, Frame};
 use crate::engine::Prediction;
 use crate::engine::choice::Gpu;
-use crate::engine::cuda::core::Terms;
 use crate::engine::cuda::layout::Status;
 use crate::engine::cuda::plan::core::{Arranged, PlanCore, Resident};
 use crate::engine::cuda::plan::frame::PlanFrame;
@@ -23,7 +23,7 @@ use crate::engine::cuda::plan::program;
 use crate::engine::cuda::plan::shape::Shape;
 use crate::error::Result;
 use crate::gpu::{Device, Numbers, Pinned};
-use crate::loss::{EnerLoss, LossValue};
+use crate::loss::LossValue;
 use crate::optim::adam::AdamOptions;
 use crate::optim::moments;
 use crate::sample::{Batch, FrameId, Pool, Purpose, Queue, QueueOptions, Sampler};
@@ -43,7 +43,7 @@ type Key = (bool, FrameId);
 pub struct OperationsOnGpu {
     core: PlanCore,
     setup: Arc<Setup>,
-    loss: EnerLoss,
+    loss: LossOnGpu,
     adam: AdamOptions,
     start_lr: f64,
     queue: Queue<PlanFrame>,
@@ -72,19 +72,18 @@ pub fn learner(
     let env = |name: &str| std::env::var(name).ok();
     let training = &setup.input.training;
     let Some(&adam) = setup.input.optimizer.options::<AdamOptions>() else {
-        return Err(err!("for this descriptor the GPU has no optimizer but Adam and AdamW (optimizer.type)")
+        return Err(err!("for this model the GPU has no optimizer but Adam and AdamW (optimizer.type)")
             .help("use --device cpu"));
     };
     if team.ranks_per_group() > 1 {
-        return Err(err!(
-            "training.ranks_per_frame: on GPUs ranks cannot share frames of a model with this descriptor"
-        )
-        .help("leave the key out, or use --device cpu"));
+        return Err(err!("training.ranks_per_frame: on GPUs ranks cannot share frames of this model")
+            .help("leave the key out, or use --device cpu"));
     }
     // There is one way of making products.
     let numbers = if numbers == Numbers::F64 { Numbers::F64 } else { Numbers::F32 };
     let device = team.agree(program::open(&gpu.cuda, gpu.index, numbers, &env))?;
-    let core = team.agree(build(&device, setup, start_lr))?;
+    let loss = LossOnGpu::new(setup, start_lr);
+    let core = team.agree(build(&device, setup, &loss))?;
     let queue = team.agree(start_queue(team, session, setup, &core))?;
     let (draws, n_params) = (training.gradient_accumulation, setup.params.len());
     let blocks = training.reproducible.then(|| setup.model.table.views().iter().map(|v| v.range()).collect());
@@ -98,7 +97,7 @@ pub fn learner(
         stall_timeout: training.stall_timeout,
     };
     let family = OperationsOnGpu {
-        loss: EnerLoss::new(energy_loss(setup).clone(), start_lr),
+        loss,
         adam,
         start_lr,
         queue,
@@ -113,9 +112,8 @@ pub fn learner(
 }
 
 /// Model and parameters on the device.
-fn build(device: &Arc<Device>, setup: &Setup, start_lr: f64) -> Result<PlanCore> {
-    let loss = Some(loss_terms(energy_loss(setup), start_lr));
-    let mut core = PlanCore::new(device, &setup.model, Terms { loss, virial: wants_virial(setup) })?;
+fn build(device: &Arc<Device>, setup: &Setup, loss: &LossOnGpu) -> Result<PlanCore> {
+    let mut core = loss.core(device, setup)?;
     core.set_params(&setup.params)?;
     let saved = setup.resumed.as_ref().map(|state| &state.optimizer);
     if let Some(ema) = &setup.input.training.ema {
@@ -296,7 +294,7 @@ impl GpuFamily for OperationsOnGpu {
 
     fn numbers(&mut self, bytes: &mut Vec<u8>, batch: &Places, asked: &Asked) {
         let all = batch.frames.iter().fold(u32::MAX, |all, r| all & r.facts.labels);
-        let turn = turn_of(&self.setup, &self.adam, self.start_lr, asked, all);
+        let turn = self.loss.turn(&self.setup, &self.adam, asked, all);
         self.core.numbers(bytes, &turn, &batch.frames, &batch.arranged);
     }
 
@@ -334,7 +332,7 @@ impl GpuFamily for OperationsOnGpu {
     }
 
     fn value(&self, _batch: &Places, asked: &Asked) -> Result<LossValue> {
-        values_at(&self.core.values, &self.setup, &self.loss, place_of(asked))
+        self.loss.value_at(&self.core.values, &self.setup, place_of(asked))
     }
 
     fn validate(&mut self, steps: &mut Steps, team: &mut Team, display: u64, rate: f64) -> Result<Vec<f64>> {

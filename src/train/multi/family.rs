@@ -1,9 +1,9 @@
 //! The branches of a multi-task model as the recipe of a step sees them: one network whose parameters are the common vector.
 
-use crate::Result;
 use crate::data::Frame;
 use crate::engine::Engine;
 use crate::engine::cpu::pool::Pool;
+use crate::error::{Error, Result};
 use crate::loss::LossValue;
 use crate::model::dp::branches::Common;
 use crate::train::blocks::OwnBlocks;
@@ -87,6 +87,11 @@ impl<E: Engine> Branches<E> {
         let net = &mut self.list[self.now];
         net.steps += 1;
         net.draws += draws;
+    }
+
+    /// What went wrong in the second pass of the branch that learns.
+    pub fn failure(&mut self) -> Option<Error> {
+        self.list[self.now].family.engine.failure()
     }
 
     /// A branch by itself, with its parameters.

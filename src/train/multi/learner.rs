@@ -1,4 +1,4 @@
-//! Learning of several branches on CPU threads: in each step one of them, which is drawn.
+//! Learning of several branches: in each step one of them, which is drawn.
 
 use super::family::{Branches, Done};
 use super::setup::MultiSetup;
@@ -15,9 +15,11 @@ use crate::train::blocks::OwnBlocks;
 use crate::train::deep_potential::{DeepPotential, start_queue};
 use crate::train::family::Validation;
 use crate::train::learner::{Learner, Snapshot, StepReport, Turn};
+use crate::train::setup::Setup;
 use crate::train::step::{Stepper, StepperOptions};
 use crate::train::team::Team;
 use crate::train::validate::DrawnBatches;
+use serde_json::Value;
 
 /// Trains the branches of a multi-task model.
 pub struct MultiLearner<E: Engine> {
@@ -40,12 +42,33 @@ struct BranchData<E: Engine> {
 }
 
 /// A learner on this rank's CPU threads; `start_lr` is the learning rate at which prefactors start.
-pub fn learner<T: Real>(
+pub fn on_cpu<T: Real>(
     team: &mut Team,
     threads: Threads,
     setup: &MultiSetup,
     start_lr: f64,
 ) -> Result<MultiLearner<CpuEngine<T>>> {
+    learner(team, threads, setup, start_lr, false, |own, state| {
+        let mode = EmbeddingMode::Chebyshev { min_distance: own.min_distance };
+        let mut engine = CpuEngine::<T>::new(own.model.clone(), threads.compute, mode)?;
+        if let Some(state) = state {
+            engine.resume(state);
+        }
+        engine.adapt(&own.params);
+        Ok(engine)
+    })
+}
+
+/// A learner with an engine for each branch, which is made from its set-up and from the state in which an earlier run has left it. `whole`:
+/// frames are never cut.
+pub fn learner<E: Engine>(
+    team: &mut Team,
+    threads: Threads,
+    setup: &MultiSetup,
+    start_lr: f64,
+    whole: bool,
+    make: impl Fn(&Setup, Option<&Value>) -> Result<E>,
+) -> Result<MultiLearner<E>> {
     let common = setup.input.common();
     let training = &common.training;
     let n = setup.branches.len();
@@ -53,14 +76,9 @@ pub fn learner<T: Real>(
     let done = Done::list(&state, n);
     let (mut families, mut branches) = (Vec::with_capacity(n), Vec::with_capacity(n));
     for (k, own) in setup.branches.iter().enumerate() {
-        let mode = EmbeddingMode::Chebyshev { min_distance: own.min_distance };
-        let engine = CpuEngine::<T>::new(own.model.clone(), threads.compute, mode);
-        let mut engine = team.agree(engine)?;
-        if setup.resumed.is_some() {
-            engine.resume(&done[k].engine);
-        }
-        engine.adapt(&own.params);
-        let steady = training.reproducible && own.model.is_energy();
+        let state = setup.resumed.as_ref().map(|_| &done[k].engine);
+        let engine = team.agree(make(own, state))?;
+        let steady = training.reproducible && own.model.is_energy() && !whole;
         let cut = Cut { part: team.rank_in_group(), parts: team.ranks_per_group(), steady };
         let queue = start_queue(team, threads, own, done[k].draws, engine.block_preparer(cut));
         let cache = own.input.training.geometry_cache_bytes as usize / 8;
@@ -98,6 +116,9 @@ impl<E: Engine> Learner for MultiLearner<E> {
         let done = self.stepper.network().0.give_turn(branch);
         self.stepper.take_turn(&done);
         let report = self.stepper.step(turn, &mut self.branches[branch].queue, team, profiler)?;
+        if let Some(failure) = self.stepper.network().0.failure() {
+            return Err(failure);
+        }
         self.stepper.network().0.end_turn(self.draws_per_step);
         if let Some(average) = &mut self.average {
             average.follow(self.stepper.network().1);

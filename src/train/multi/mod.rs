@@ -5,7 +5,8 @@ pub mod state; // what a checkpoint says
 mod family; // the branches as one network
 mod origin; // what each branch starts from
 mod setup; // data, statistics and models before the first step
-mod learner; // learning on CPU threads
+mod learner; // learning, and that on CPU threads
+mod gpu; // learning on a GPU
 mod journal; // what rank 0 writes
 
 pub use input::MultiInput;
@@ -17,7 +18,6 @@ use super::options::{InputSource, RunOptions};
 use super::run::{Journal, Plan, Run};
 use super::session::{self, Session};
 use super::team::Team;
-use crate::engine::cpu::real::Real;
 use crate::model::dp::options::Precision;
 use crate::{Result, err};
 use journal::MultiJournal;
@@ -45,17 +45,7 @@ pub fn train(
     let owner = session::own(team, || folders(input.common()))?;
     let setup = Arc::new(setup::setup(team, &session.launch, options, input)?);
     let rates = team.agree(setup.input.common().learning_rate.for_steps(setup.num_steps))?;
-    if session.gpu.is_some() {
-        let on_gpu: Result<()> =
-            Err(err!("a multi-task training is computed on the CPU: GPUs cannot do it yet")
-                .help("use --device cpu"));
-        options.device.or_cpu(team.tell_once(on_gpu))?;
-    }
-    let single = |setup: &super::setup::Setup| setup.model.options.precision() == Precision::Float32;
-    let mut learner = match setup.branches.iter().all(single) {
-        true => on_cpu::<f32>(team, session, &setup, rates.start_lr)?,
-        false => on_cpu::<f64>(team, session, &setup, rates.start_lr)?,
-    };
+    let mut learner = learner(team, session, options, &setup, rates.start_lr)?;
     let course = Course {
         input: setup.input.common(),
         num_steps: setup.num_steps,
@@ -69,13 +59,27 @@ pub fn train(
     Run::new(team, plan, &mut *learner, journal, &session.far_lines)?.to_the_end(team)
 }
 
-fn on_cpu<T: Real>(
+/// A learner on the GPU where there is one that can do it, else on the CPU.
+fn learner(
     team: &mut Team,
     session: &Session,
+    options: &RunOptions,
     setup: &MultiSetup,
     start_lr: f64,
 ) -> Result<Box<dyn Learner>> {
-    Ok(Box::new(learner::learner::<T>(team, session.threads, setup, start_lr)?))
+    let single = |setup: &super::setup::Setup| setup.model.options.precision() == Precision::Float32;
+    let single = setup.branches.iter().all(single);
+    if let Some((gpu, _)) = &session.gpu {
+        let made = gpu::learner(team, session, setup, gpu, single, start_lr);
+        // Every rank has found the same: what one of them cannot do all of them have agreed upon.
+        if let Some(learner) = options.device.or_cpu(made)? {
+            return Ok(Box::new(learner));
+        }
+    }
+    Ok(match single {
+        true => Box::new(learner::on_cpu::<f32>(team, session.threads, setup, start_lr)?),
+        false => Box::new(learner::on_cpu::<f64>(team, session.threads, setup, start_lr)?),
+    })
 }
 
 /// Rank 0 reads the input; all have the same, a random seed included.

@@ -280,7 +280,12 @@ impl PlanCore {
     /// # Safety
     ///
     /// See the module of this engine.
-    unsafe fn start<P: Parameters>(&self, kernel: Kernel<P>, launch: Launch, arguments: P) -> Result<()> {
+    pub(super) unsafe fn start<P: Parameters>(
+        &self,
+        kernel: Kernel<P>,
+        launch: Launch,
+        arguments: P,
+    ) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe { kernel.launch(&self.device, self.device.stream(), launch, arguments) }
     }
@@ -291,11 +296,17 @@ impl PlanCore {
         assert!(known, "a shape is used while its core keeps it");
     }
 
-    /// Some kernels of a chunk, of the pass that makes so many planes.
-    fn calls(&self, shape: &Shape, c: &ChunkOnDevice, calls: &[Call], planes: i32) -> Result<()> {
+    /// Some kernels of a chunk in one of the passes, which make the last of so many planes.
+    fn calls(
+        &self,
+        shape: &Shape,
+        c: &ChunkOnDevice,
+        calls: &[Call],
+        planes: i32,
+        wanted: When,
+    ) -> Result<()> {
         let (b, chunk) = (shape.batch, c.chunk);
         for Call { work, launch, when } in calls {
-            let wanted = if planes == 1 { When::First } else { When::Second };
             if *when != When::Always && *when != wanted {
                 continue;
             }
@@ -304,6 +315,7 @@ impl PlanCore {
             unsafe {
                 match *work {
                     Work::Op(kernel, op) => self.start(kernel, launch, (op, planes))?,
+                    Work::OfOnePlane(kernel, op) => self.start(kernel, launch, (op,))?,
                     Work::OfKind(kernel, op, kind) => self.start(kernel, launch, (op, planes, kind))?,
                     Work::Reduce(op, n_rows) => self.start(REDUCE, launch, (op, self.grad.ptr(), n_rows))?,
                     Work::OnChunk(kernel, op) => self.start(kernel, launch, (chunk, op, planes))?,
@@ -337,7 +349,8 @@ impl PlanCore {
 
     /// The way there and back through the operations of a chunk, for one plane: the first, or the second where the first is there.
     fn there_and_back(&self, shape: &Shape, c: &ChunkOnDevice, planes: i32) -> Result<()> {
-        self.calls(shape, c, &c.forward, planes)?;
+        let wanted = if planes == 1 { When::First } else { When::Second };
+        self.calls(shape, c, &c.forward, planes, wanted)?;
         let (at, bytes) = shape.adjoints[planes as usize - 1];
         // SAFETY: see the module of this engine; the adjoints are inside the memory of the shape.
         unsafe {
@@ -346,11 +359,40 @@ impl PlanCore {
             }
             self.device.clear_at(at, bytes)?;
             self.start(SEEDS, c.atoms, (shape.batch, c.chunk, c.ends, planes))?;
+            if let Some(part) = self.table() {
+                if planes == 1 {
+                    self.start(BLEND, c.take, (shape.batch, c.chunk, part))?;
+                }
+                self.start(BLEND_SEEDS, c.take, (shape.batch, c.chunk, c.ends, planes, part))?;
+            }
         }
-        self.calls(shape, c, &c.backward, planes)
+        self.calls(shape, c, &c.backward, planes, wanted)
     }
 
-    /// Energies, forces, virials; with a loss also its value and seeds.
+    /// As which part a table of pair energies stands behind the descriptors, where the model has one.
+    fn table(&self) -> Option<i32> {
+        self.model.options.short_range.as_ref().map(|_| self.common.parts.len() as i32)
+    }
+
+    /// The way there alone, where no energy is predicted.
+    fn there(&self, shape: &Shape, c: &ChunkOnDevice) -> Result<()> {
+        self.calls(shape, c, &c.forward, 1, When::First)?;
+        // SAFETY: see the module of this engine; the chunk is of a shape that is kept.
+        unsafe { self.start(OUTPUTS, c.atoms, (shape.batch, c.chunk, shape.outputs, c.ends)) }
+    }
+
+    /// The way back from dL of what it has found, which nothing moves.
+    fn back(&self, shape: &Shape, c: &ChunkOnDevice) -> Result<()> {
+        let (at, bytes) = shape.adjoints[0];
+        // SAFETY: see the module of this engine; the adjoints are inside the memory of the shape.
+        unsafe {
+            self.device.clear_at(at, bytes)?;
+            self.start(OUTPUT_SEEDS, c.atoms, (c.chunk, shape.outputs, c.ends))?;
+        }
+        self.calls(shape, c, &c.backward, 1, When::Second)
+    }
+
+    /// Energies, forces, virials, or other outputs; with a loss also its value and seeds.
     ///
     /// # Safety
     ///
@@ -359,11 +401,19 @@ impl PlanCore {
         self.check(shape);
         for c in &shape.chunks {
             self.take(c)?;
-            self.there_and_back(shape, c, 1)?;
+            match shape.outputs.width {
+                0 => self.there_and_back(shape, c, 1)?,
+                _ => self.there(shape, c)?,
+            }
+        }
+        if shape.outputs.width > 0 {
+            // SAFETY: the caller's word.
+            return unsafe { self.frame_outputs(shape) };
         }
         let (b, class) = (shape.batch, &shape.class);
         let entries = Ptr::at(shape.chunks[0].chunk.entries);
-        let (n_parts, n_types) = (self.common.parts.len() as i32, self.model.n_types() as i32);
+        let n_parts = self.table().map_or(self.common.parts.len() as i32, |table| table + 1);
+        let n_types = self.model.n_types() as i32;
         let warps = Launch::new(class.places.div_ceil(8), 256);
         // SAFETY: see the module of this engine; the shape is kept.
         unsafe {
@@ -400,12 +450,22 @@ impl PlanCore {
         // SAFETY: see the module of this engine; the gradient has one more number.
         unsafe { self.start(BEGIN, launch, arguments)? };
         for c in &shape.chunks {
-            // Another chunk has been here since.
-            if shape.chunks.len() > 1 {
+            // Of several chunks another one has been here since.
+            let many = shape.chunks.len() > 1;
+            if many {
                 self.take(c)?;
-                self.there_and_back(shape, c, 1)?;
             }
-            self.there_and_back(shape, c, 2)?;
+            if shape.outputs.width == 0 {
+                if many {
+                    self.there_and_back(shape, c, 1)?;
+                }
+                self.there_and_back(shape, c, 2)?;
+                continue;
+            }
+            if many {
+                self.calls(shape, c, &c.forward, 1, When::First)?;
+            }
+            self.back(shape, c)?;
         }
         Ok(())
     }
@@ -467,6 +527,9 @@ impl PlanCore {
 
     /// What the first pass has found of a batch that was evaluated last.
     pub fn prediction(&self, out: &mut Prediction, shape: &Shape, batch: &[Resident]) -> Result<()> {
+        if shape.outputs.width > 0 {
+            return self.outputs(out, shape, batch);
+        }
         let stride = batch.iter().map(|r| r.facts.n_atoms).max().unwrap_or(0);
         let n = batch.len();
         let (mut energy, mut force) = (vec![0.0; n * stride], vec![0.0; 3 * n * stride]);

@@ -3,6 +3,7 @@
 use super::graph::Lists;
 use crate::Result;
 use crate::data::Frame;
+use crate::engine::blend::Blend;
 use crate::engine::cpu::frame::{CpuFrame, CpuFrames};
 use crate::engine::cuda::frame::labels_of;
 use crate::engine::cuda::layout;
@@ -13,8 +14,10 @@ use crate::sample::Prepared;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Words of the head of a frame, and of each part.
+/// Words of the head of a frame, of each part, and of a table of pair energies, which stands as a part behind the others.
 const HEAD: usize = 16;
+/// The word from which on a frame says where the numbers of that table are.
+const BLEND: usize = 10;
 
 /// A frame with its neighbours and labels, ready to be copied.
 pub struct PlanFrame {
@@ -50,6 +53,11 @@ impl Facts {
             atom_coeff: moved(self.header.atom_coeff),
             ..self.header
         }
+    }
+
+    /// `[n_centers]` index in the file.
+    pub fn order(&self) -> &[u32] {
+        &self.order
     }
 
     /// `[n_atoms]` false for atoms without an energy of their own.
@@ -190,13 +198,58 @@ fn squares(pairs: &Pairs, n_types: usize, n: usize) -> (Vec<u32>, u32) {
     (first.collect(), end)
 }
 
+/// What a table of pair energies brings to a frame.
+struct Table {
+    /// `[n_centers]` its share of each centre, and what it says of it
+    weight: Vec<f64>,
+    energy: Vec<f64>,
+    /// `[n_pairs, 3]`
+    d: Vec<f64>,
+    weight_d: Vec<f64>,
+    energy_d: Vec<f64>,
+    neighbor: Vec<u32>,
+    /// `[n_types, n_centers]` all pairs of a centre stand with type 0.
+    first: Vec<u32>,
+    count: Vec<u32>,
+}
+
+impl Table {
+    /// `size`: types times centres.
+    fn new(model: &Dp, blend: &Blend, center_of: &[u32], size: usize) -> Self {
+        let zeros = || vec![0.0; size / model.n_types()];
+        let mut table = Table {
+            weight: zeros(),
+            energy: zeros(),
+            d: Vec::new(),
+            weight_d: Vec::new(),
+            energy_d: Vec::new(),
+            neighbor: Vec::new(),
+            first: vec![0; size],
+            count: vec![0; size],
+        };
+        for (atom, weight, energy, pairs) in blend.atoms(model) {
+            let center = center_of[atom] as usize;
+            (table.weight[center], table.energy[center]) = (weight, energy);
+            (table.first[center], table.count[center]) = (table.neighbor.len() as u32, pairs.len() as u32);
+            for pair in pairs {
+                table.d.extend(pair.d);
+                table.weight_d.extend(pair.weight_d);
+                table.energy_d.extend(pair.energy_d);
+                table.neighbor.push(pair.j as u32);
+            }
+        }
+        table
+    }
+}
+
 impl PlanFrame {
     /// Lists neighbours, sorts and packs; one of `parts` for each descriptor.
     pub fn new(parts: &[Arc<Dp>], lists: &Lists, frame: &Frame, numbers: Numbers) -> Result<Self> {
         let frames = CpuFrames::<f64>::prepare(parts, frame)?;
         let (n_types, first) = (parts[0].n_types(), &frames.parts[0]);
         let n = first.n_rows();
-        let mut head = vec![0u32; HEAD * (1 + parts.len())];
+        let has_table = parts[0].options.short_range.is_some();
+        let mut head = vec![0u32; HEAD * (1 + parts.len() + usize::from(has_table))];
         let mut packer = Packer { blob: vec![0; 4 * head.len()], numbers };
         let blocks: Vec<u32> = first.block.iter().map(|&k| k as u32).collect();
         let mut center_of = vec![u32::MAX; frame.n_atoms()];
@@ -239,8 +292,27 @@ impl PlanFrame {
             n_pairs += words[0];
             neighbors.extend(pairs.neighbor);
         }
+        if has_table {
+            let table = Table::new(&parts[0], &frames.blend, &center_of, n_types * n);
+            let words = [
+                table.neighbor.len() as u32,
+                n_pairs,
+                packer.reals(&table.d),
+                0,
+                0,
+                packer.words(&table.neighbor),
+                packer.words(&table.first),
+                packer.words(&table.count),
+            ];
+            head[HEAD * (1 + parts.len())..][..words.len()].copy_from_slice(&words);
+            let numbers = [table.weight, table.energy, table.weight_d, table.energy_d];
+            let words = numbers.map(|numbers| packer.doubles(Some(&numbers)) as u32);
+            head[BLEND..BLEND + words.len()].copy_from_slice(&words);
+            n_pairs += table.neighbor.len() as u32;
+            neighbors.extend(table.neighbor);
+        }
         let (reverse_start, reverse) = reversed(&neighbors, frame.n_atoms());
-        let order = packer.words(&first.order);
+        let (order, labels) = (packer.words(&first.order), &frame.labels);
         let words = [
             n as u32,
             frame.n_atoms() as u32,
@@ -250,9 +322,10 @@ impl PlanFrame {
             packer.reals(&first.extra),
             packer.words(&reverse_start),
             packer.words(&reverse),
+            packer.doubles(labels.output.as_deref()) as u32,
+            packer.doubles(labels.atom_output.as_deref()) as u32,
         ];
         head[..words.len()].copy_from_slice(&words);
-        let labels = &frame.labels;
         let header = layout::Frame {
             order: u64::from(order),
             force: packer.doubles(labels.force.as_deref()),

@@ -1,5 +1,6 @@
 //! A model as a list of operations on matrices: the order in which its kernels work.
 
+use super::outputs::kind_of;
 use crate::model::dp::Dp;
 use crate::model::dp::options::Form;
 use crate::model::dp::{AttentionLayer, AttentionNets};
@@ -156,6 +157,13 @@ pub enum Step {
         x: Id,
         y: View,
     },
+    /// y: outputs of kind [`super::outputs::kind_of`] from the numbers of the net and the directions of A
+    Turned {
+        a: Id,
+        x: Id,
+        y: Id,
+        kind: i32,
+    },
 }
 
 /// Where the groups of rows of a descriptor stand among all lists.
@@ -203,9 +211,11 @@ pub struct Graph {
     pub lists: Lists,
     pub matrices: Vec<Matrix>,
     pub steps: Vec<Step>,
-    /// Outputs of the fitting nets, and of the same without neighbours where any type has those taken off.
+    /// Outputs of the fitting nets, or what is made from them, and of the same without neighbours where any type has those taken off.
     pub out: Id,
     pub vacuum: Option<Id>,
+    /// A of the last descriptor that has one.
+    a: Id,
 }
 
 /// `[2 n_types^2]` arguments of the slots in which nobody is seen, by neighbour, centre and kind: empty, left out.
@@ -219,7 +229,7 @@ impl Graph {
     pub fn new(model: &Arc<Dp>) -> Self {
         let parts = model.parts();
         let lists = Lists::new(model, &parts);
-        let mut graph = Graph { lists, matrices: Vec::new(), steps: Vec::new(), out: 0, vacuum: None };
+        let mut graph = Graph { lists, matrices: Vec::new(), steps: Vec::new(), out: 0, vacuum: None, a: 0 };
         let x = graph.matrix(Rows::Atoms, model.fitting[0].layers[0].n_in);
         let mut first = 0;
         for (k, part) in parts.iter().enumerate() {
@@ -232,6 +242,11 @@ impl Graph {
             graph.steps.push(Step::Extra { y: extra });
         }
         graph.out = graph.nets(x, &model.fitting);
+        if let Some(kind) = kind_of(model.output.made) {
+            let (a, x) = (graph.a, graph.out);
+            graph.out = graph.matrix(Rows::Atoms, model.output.width);
+            graph.steps.push(Step::Turned { a, x, y: graph.out, kind });
+        }
         if (0..model.n_types()).any(|t| model.removes_vacuum(t)) {
             let x = graph.matrix(Rows::Atoms, model.fitting[0].layers[0].n_in);
             graph.steps.push(Step::Zero { y: x });
@@ -319,6 +334,7 @@ impl Graph {
 
     fn outer(&mut self, part: usize, of: &Dp, (g, row): (Id, Id), still: Option<Id>, n_env: usize) -> Id {
         let y = self.matrix(Rows::Atoms, n_env * of.n_embed());
+        self.a = y;
         let scale = 1.0 / of.n_sel() as f64;
         let (g, still) = (self.whole(g), still.map(|id| self.whole(id)));
         self.steps.push(Step::Outer { part, g, row, still, y, n_env, scale });

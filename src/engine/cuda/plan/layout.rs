@@ -77,6 +77,26 @@ structures! {
         /// Numbers of lists
         list: i32, couple_list: i32, square_list: i32,
     }
+
+    /// What a model says that predicts no energy, and its loss.
+    Outputs {
+        /// `[n_types, width]` what outputs of the nets are multiplied by, and what is added to them
+        scale: (const double*), shift: (const double*),
+        /// `[n_rows, width]` outputs of centres, and dL of them
+        of_atoms: (double*), dl_of_atoms: (double*),
+        /// `[n_frames, width]`
+        of_frames: (double*), dl_of_frames: (double*),
+        /// `[n_rows, 2]` squares of errors, and of their running sums
+        row_sums: (double*),
+        /// `[n_frames, FRAME_SUMS]` what frames bring to the loss and to what is shown of it
+        frame_sums: (double*),
+        /// What `dl_of_frames` are multiplied by
+        factor: (double*),
+        /// `[width]` of errors of a property
+        unit: (const double*),
+        beta: f64,
+        width: i32, is_mean: i32, loss: i32, function: i32,
+    }
 }
 
 impl Mat {

@@ -3,8 +3,10 @@
 //! the model.
 //!
 //! Rows are centres, pairs, or two neighbours of a centre, as many as there are: no padding is computed. The second pass is the first one
-//! once more, in numbers that carry their change along the direction (`kernels/numbers.cu`), so it needs nothing that the first has left,
-//! and a batch whose matrices do not fit is worked on in chunks of frames ([`core`]). Batches of about the same size share a
+//! once more, in numbers that carry their change along the direction (`kernels/numbers.cu`): it finds their values where the first has left
+//! them. A batch whose matrices do not fit is worked on in chunks of frames, each of which goes through the first pass again before its
+//! second ([`core`]). Where no energy is predicted ([`outputs`]) nothing moves:
+//! the second pass is the way back from what the first has left, in plain numbers. Batches of about the same size share a
 //! [`shape::Shape`], and with it one recorded step: kernels read how large the batch really is. Sums run in a fixed order and there are no
 //! atomic additions: two runs give the same bits.
 //!
@@ -20,6 +22,7 @@ pub mod graph;
 pub mod layout;
 pub mod program;
 pub mod frame;
+pub mod outputs;
 pub mod shape;
 pub mod core;
 #[cfg(test)]
@@ -28,11 +31,13 @@ mod tests;
 use self::core::{Arranged, PlanCore, Resident};
 use super::core::Terms;
 use super::layout::Turn;
+use crate::engine::cpu::pool::Pool;
 use crate::engine::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
-use crate::gpu::{Device, DevicePtr};
+use crate::err;
+use crate::error::{Error, Result};
+use crate::gpu::{Device, DevicePtr, Numbers};
 use crate::model::dp::Dp;
 use crate::neighbor::Cut;
-use crate::{Result, err};
 use frame::PlanFrame;
 use std::sync::Arc;
 
@@ -41,13 +46,21 @@ pub struct PlanEngine {
     pub core: PlanCore,
     batch: Vec<Resident>,
     arranged: Option<Arranged>,
+    /// For whoever works between its passes.
+    pool: Pool,
+    failure: Option<Error>,
 }
 
 impl PlanEngine {
     /// The device comes from [`program::open`].
     pub fn new(device: &Arc<Device>, model: &Arc<Dp>) -> Result<Self> {
         let core = PlanCore::new(device, model, Terms { loss: None, virial: true })?;
-        Ok(PlanEngine { core, batch: Vec::new(), arranged: None })
+        Ok(PlanEngine { core, batch: Vec::new(), arranged: None, pool: Pool::serial(), failure: None })
+    }
+
+    /// With threads for whoever works between its passes.
+    pub fn with_pool(self, pool: Pool) -> Self {
+        PlanEngine { pool, ..self }
     }
 
     /// [`Engine::evaluate`] that can fail.
@@ -78,6 +91,12 @@ impl PlanEngine {
         let core = &mut self.core;
         let arranged = self.arranged.as_ref().expect("a batch was evaluated before");
         let shape = core.shape(&arranged.class)?;
+        if shape.outputs.width > 0 {
+            core.set_output_seeds(&shape, &self.batch, seeds)?;
+            // SAFETY: this batch was evaluated last.
+            unsafe { core.second_pass(&shape)? };
+            return core.grad.read(0, grad);
+        }
         let b = &shape.batch;
         let stride = self.batch.iter().map(|r| r.facts.n_atoms).max().unwrap_or(0);
         // SAFETY: the shape has room for the atoms and frames of this batch.
@@ -119,12 +138,31 @@ impl Engine for PlanEngine {
         })
     }
 
-    /// A device that fails here leaves nothing to go on with.
-    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&PlanFrame]) {
-        self.try_evaluate(out, params, batch).unwrap_or_else(|e| panic!("{e}"));
+    fn pool(&self) -> Pool {
+        self.pool.clone()
     }
 
+    fn is_single(&self) -> bool {
+        self.core.device.numbers != Numbers::F64
+    }
+
+    fn failure(&mut self) -> Option<Error> {
+        self.failure.take()
+    }
+
+    /// A prediction without numbers where the device has failed.
+    fn evaluate(&mut self, out: &mut Prediction, params: &[f64], batch: &[&PlanFrame]) {
+        if let Err(e) = self.try_evaluate(out, params, batch) {
+            *out = Prediction::default();
+            self.failure.get_or_insert(e);
+        }
+    }
+
+    /// Nothing but NaN where the device has failed.
     fn backward(&mut self, grad: &mut [f64], _: &[f64], _: &[&PlanFrame], seeds: &Seeds) {
-        self.try_backward(grad, seeds).unwrap_or_else(|e| panic!("{e}"));
+        if let Err(e) = self.try_backward(grad, seeds) {
+            grad.fill(f64::NAN);
+            self.failure.get_or_insert(e);
+        }
     }
 }

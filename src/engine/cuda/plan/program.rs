@@ -1,6 +1,6 @@
 //! The kernels of the plan. Those of the loss and of the update are the ones of the fused engine.
 
-use super::layout::{self, Chunk, Entry, Op, Part};
+use super::layout::{self, Chunk, Entry, Op, Outputs, Part};
 use crate::Result;
 use crate::engine::cuda::layout::{Batch, Turn};
 use crate::engine::cuda::program as fused;
@@ -9,11 +9,13 @@ use crate::gpu::{Cuda, Device, Numbers, Program, Ptr};
 use crate::model::dp::options::Form;
 use std::sync::Arc;
 
-const OWN: [&str; 4] = [
+const OWN: [&str; 6] = [
     include_str!("kernels/numbers.cu"),
     include_str!("kernels/layers.cu"),
     include_str!("kernels/surroundings.cu"),
     include_str!("kernels/attend.cu"),
+    include_str!("kernels/outputs.cu"),
+    include_str!("kernels/blend.cu"),
 ];
 
 /// In the order in which they need each other.
@@ -71,6 +73,14 @@ kernels! {
     SOFTMAX = "plan_softmax" (Part, Op, i32);
     SOFTMAX_BACK = "plan_softmax_back" (Part, Op, i32);
     SHARED_BACK = "plan_shared_back" (Part, Op, i32);
+    OUTPUTS = "plan_outputs" (Batch, Chunk, Outputs, Op);
+    FRAME_OUTPUTS = "plan_frame_outputs" (Batch, Ptr<Entry>, Outputs);
+    BATCH_OUTPUTS = "plan_batch_outputs" (Batch, Outputs);
+    OUTPUT_SEEDS = "plan_output_seeds" (Chunk, Outputs, Op);
+    TURNED = "plan_turned" (Op);
+    TURNED_BACK = "plan_turned_back" (Op);
+    BLEND = "plan_blend" (Batch, Chunk, i32);
+    BLEND_SEEDS = "plan_blend_seeds" (Batch, Chunk, Op, i32, i32);
 }
 
 /// Opens a GPU with the kernels of the plan.

@@ -1,7 +1,8 @@
 //! The memory of a class of batches, and the kernels that work on one chunk of them.
 
 use super::graph::{Graph, Id, Index, Lists, Rows, Step, View, is_plain, still_arguments};
-use super::layout::{Chunk, Entry, Mat, Op, Part};
+use super::layout::{Chunk, Entry, Mat, Op, Outputs, Part};
+use super::outputs::OutputTables;
 use super::program::*;
 use crate::Result;
 use crate::engine::cuda::layout::{self, Batch, Counts, TURN_HEADER};
@@ -59,6 +60,10 @@ pub struct Common {
     pub parts: Vec<Arc<Dp>>,
     pub graph: Graph,
     pub kinds: Vec<(Rows, usize)>,
+    /// What it says where that is no energy.
+    pub outputs: Option<OutputTables>,
+    /// Planes of a matrix at most: values, and their changes where forces are learnt.
+    planes: usize,
     /// Bytes of a chunk for each row of each kind.
     pub row_bytes: Vec<usize>,
     /// `[n_params]` as the nets read them.
@@ -111,10 +116,11 @@ impl Common {
         };
         let removes: Vec<u32> = (0..n_types).map(|t| u32::from(model.removes_vacuum(t))).collect();
         let kinds = kinds(&graph.lists, n_types);
-        let size = device.numbers.size();
+        let (size, planes) = (device.numbers.size(), if model.is_energy() { 2 } else { 1 });
         let row_bytes = |&(rows, _): &(Rows, usize)| {
             let of = graph.matrices.iter().filter(|m| m.rows == rows);
-            let matrices: usize = of.map(|m| m.width * size * if m.only_adjoint { 2 } else { 4 }).sum();
+            let matrices: usize =
+                of.map(|m| m.width * size * planes * if m.only_adjoint { 1 } else { 2 }).sum();
             matrices + 64
         };
         Ok(Common {
@@ -126,6 +132,8 @@ impl Common {
             starts: fixed,
             indices: graph.steps.iter().map(index).collect::<Result<_>>()?,
             removes_vacuum: Buffer::of(device, &removes, "tables")?,
+            outputs: OutputTables::new(device, model)?,
+            planes,
             weights: Buffer::zeroed_reals(device, model.table.len(), "the weights")?,
             device: device.clone(),
             model: model.clone(),
@@ -190,6 +198,7 @@ pub enum When {
 #[derive(Debug, Clone, Copy)]
 pub enum Work {
     Op(Kernel<(Op, i32)>, Op),
+    OfOnePlane(Kernel<(Op,)>, Op),
     OfKind(Kernel<(Op, i32, i32)>, Op, i32),
     Reduce(Op, i32),
     OnChunk(Kernel<(Chunk, Op, i32)>, Op),
@@ -230,20 +239,21 @@ pub struct Shape {
     pub id: u64,
     pub tables: Tables,
     pub batch: Batch,
+    pub outputs: Outputs,
     pub chunks: Vec<ChunkOnDevice>,
-    /// Where the adjoints of the energy and those of the loss lie, which start at zero: first byte and number of bytes.
+    /// Where the adjoints of each plane lie, which start at zero: first byte and number of bytes.
     pub adjoints: [(DevicePtr, usize); 2],
     pub bytes: usize,
 }
 
 /// Hands out memory from a start on.
-struct Place {
+pub struct Place {
     start: DevicePtr,
     end: usize,
 }
 
 impl Place {
-    fn take(&mut self, bytes: usize) -> DevicePtr {
+    pub fn take(&mut self, bytes: usize) -> DevicePtr {
         let at = self.start + self.end as u64;
         self.end += bytes.next_multiple_of(256);
         at
@@ -262,6 +272,7 @@ impl Shape {
         let mut place = Place { start, end: 0 };
         let tables = Tables::new(common, class);
         let batch = batch(&mut place, class, tables, turn, constants, common.device.numbers.size());
+        let outputs = common.outputs.as_ref().map(|tables| tables.lay_out(&mut place, class));
         let (mats, adjoints) = matrices(&mut place, common, class);
         let chunk = chunk(&mut place, common, class);
         let parts: Vec<Part> = (0..common.parts.len()).map(|k| part(&mut place, common, class, k)).collect();
@@ -285,13 +296,14 @@ impl Shape {
                 parts: builder.parts.iter().map(list_of).collect(),
                 ends: builder.ends(),
                 take: Launch::new(class.chunk_frames * HELPERS, 256),
-                atoms: builder.elements(class.rows[0]),
+                atoms: builder.elements(class.rows[0] * outputs.map_or(1, |o| o.width.max(32) as usize)),
                 couples: builder.blocks(class.rows[0]),
                 forward: builder.forward(),
                 backward: builder.backward(),
             });
         }
-        Shape { class: class.clone(), id: 0, tables, batch, chunks, adjoints, bytes: place.end }
+        let outputs = outputs.unwrap_or_default();
+        Shape { class: class.clone(), id: 0, tables, batch, outputs, chunks, adjoints, bytes: place.end }
     }
 }
 
@@ -334,7 +346,7 @@ fn batch(
     }
 }
 
-/// Two planes, in each of which values stand before adjoints.
+/// Planes, in each of which values stand before adjoints.
 fn matrices(place: &mut Place, common: &Common, class: &Class) -> (Vec<Mat>, [(DevicePtr, usize); 2]) {
     let size = common.device.numbers.size();
     let matrices = &common.graph.matrices;
@@ -345,13 +357,13 @@ fn matrices(place: &mut Place, common: &Common, class: &Class) -> (Vec<Mat>, [(D
     let values: Vec<_> = (0..matrices.len()).map(|k| has_values(&k).then(|| take(k))).collect();
     let adjoints: Vec<_> = (0..matrices.len()).map(|k| common.given[k].is_none().then(|| take(k))).collect();
     let first_adjoint = adjoints.iter().flatten().next().copied().unwrap_or(0);
-    let start = place.take(2 * plane.end);
+    let start = place.take(common.planes * plane.end);
     let mat = |k: usize| {
         let width = matrices[k].width as i32;
         let at = |offset: Option<u64>| offset.map_or(0, |offset| start + offset);
         let (v, g, stride) = match &common.given[k] {
             // Nobody asks for the adjoints of what is given, but kernels make them.
-            Some(buffer) => (buffer.address(), place.take(2 * numbers(k) * size), numbers(k)),
+            Some(buffer) => (buffer.address(), place.take(common.planes * numbers(k) * size), numbers(k)),
             None => (at(values[k]), at(adjoints[k]), plane.end / size),
         };
         Mat { v, g, plane: stride as u64, width, ld: width }
@@ -720,6 +732,9 @@ impl Builder<'_> {
                 let op = self.couple_sum(*part, *g, *x, *y);
                 push(Work::OnBoth(COUPLE_SUM, *part, op), self.blocks(n_atoms * g.width.div_ceil(32)));
             }
+            Step::Turned { a, x, y, kind } => {
+                push(Work::OfOnePlane(TURNED, self.turned(*a, *x, *y, *kind)), self.warps(n_atoms));
+            }
         }
     }
 
@@ -739,6 +754,20 @@ impl Builder<'_> {
         let n_in = self.whole(a).width / n_env;
         let (x, y) = (self.whole(a), self.view(y));
         Op { x, y, n_in, n_out: axis as i32, scale, ..self.op(Rows::Atoms) }
+    }
+
+    fn turned(&self, a: Id, x: Id, y: Id, kind: i32) -> Op {
+        let (a, outputs) = (self.whole(a), self.common.outputs.as_ref());
+        Op {
+            x: self.whole(x),
+            u: a,
+            y: self.whole(y),
+            w: outputs.map_or(0, |outputs| outputs.net_scale.address()),
+            index: self.chunk.types,
+            n_out: a.width / 4,
+            kind,
+            ..self.op(Rows::Atoms)
+        }
     }
 
     fn couple_sum(&self, part: usize, g: View, x: Id, y: View) -> Op {
@@ -850,6 +879,10 @@ impl Builder<'_> {
                 let op = self.couple_sum(*part, *g, *x, *y);
                 let launch = self.elements(self.most(Rows::Couples(*part)));
                 push(calls, Work::OnPart(COUPLE_SUM_BACK, *part, op), launch);
+            }
+            Step::Turned { a, x, y, kind } => {
+                let work = Work::OfOnePlane(TURNED_BACK, self.turned(*a, *x, *y, *kind));
+                push(calls, work, self.warps(n_atoms));
             }
         }
     }

@@ -1,7 +1,8 @@
 // Frames become rows, and rows of the environment become descriptors: engine/reference/{env,pairs,angles}.rs.
 
 // What stands at the beginning of a frame: numbers and offsets in bytes, the same as in plan/frame.rs.
-enum { CENTERS, ATOMS, BLOCKS, ORDER, CENTER_OF, EXTRA, REVERSE_START, REVERSE, HEAD = 16 };
+enum { CENTERS, ATOMS, BLOCKS, ORDER, CENTER_OF, EXTRA, REVERSE_START, REVERSE, OUTPUT, ATOM_OUTPUT, BLEND_WEIGHT, BLEND_ENERGY, BLEND_WEIGHT_D,
+       BLEND_ENERGY_D, HEAD = 16 };
 enum { N_PAIRS, FIRST_PAIR, D, TYPES, OF_CENTER, NEIGHBOR, FIRST, COUNT, STILL, SQUARE, COUPLES, GROUPS };
 
 template <typename F> __device__ __forceinline__ const F* part_of(const Entry& e, int which) {
