@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ONE_SIDE, TWO_SIDE
+from conftest import GOLDEN, ONE_SIDE, TWO_SIDE
 
 import phalanx
 
@@ -51,6 +51,38 @@ def test_all_kinds_of_frames_have_the_same_numbers(both, bulk):
         compare(both["two_side"], 5e-5, bulk.coords, bulk.cells, bulk.types, atomic=atomic, **parameters)
         parameters = {"fparam": bulk.fparam[0], "aparam": [0.3]}
         compare(both["two_side"], 5e-5, bulk.coords, bulk.cells, bulk.types, atomic=atomic, **parameters)
+
+
+def test_descriptors_and_last_layers_have_the_same_numbers(both, bulk):
+    for function in ("eval_descriptor", "eval_fitting_last_layer"):
+        for name, tolerance, parameters in [
+            ("one_side", 1e-10, {}),
+            ("two_side", 5e-5, {"fparam": bulk.fparam, "aparam": bulk.aparam}),
+        ]:
+            found = [getattr(pot, function)(bulk.coords, bulk.cells, bulk.types, **parameters) for pot in both[name]]
+            np.testing.assert_allclose(*found, rtol=tolerance, atol=tolerance, err_msg=f"{name}: {function}")
+
+
+def test_models_without_an_energy_have_the_same_numbers(bulk, tmp_path):
+    from deepmd.infer.deep_dipole import DeepDipole
+    from deepmd.infer.deep_dos import DeepDOS
+    from deepmd.infer.deep_polar import DeepPolar
+    from deepmd.infer.deep_property import DeepProperty
+
+    for name, kind in [("dipole", DeepDipole), ("polar", DeepPolar), ("dos", DeepDOS), ("property", DeepProperty)]:
+        ours = GOLDEN / "se_e2_a" / name / "initial.dp"
+        theirs = tmp_path / f"{name}.pth"
+        command = Path(sys.executable).with_name("dp")
+        subprocess.run([command, "convert-backend", ours, theirs], check=True, capture_output=True)
+        pair = getattr(phalanx, kind.__name__)(ours), kind(str(theirs))
+        frames = bulk.coords, bulk.cells, bulk.types
+        calls = [(function, atomic) for function in ("eval", "eval_full") for atomic in (False, True)]
+        for function, atomic in calls if kind in (DeepDipole, DeepPolar) else calls[:2]:
+            found = [getattr(model, function)(*frames, atomic=atomic) for model in pair]
+            for a, b in zip(*[x if isinstance(x, tuple) else (x,) for x in found]):
+                assert a.shape == b.shape, name
+                np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name)
+        assert pair[0].get_sel_type() == list(pair[1].get_sel_type() or range(2)), name
 
 
 def test_both_say_the_same_about_a_model(both):

@@ -22,6 +22,7 @@ pub mod program;
 pub mod frame;
 pub mod shape;
 pub mod core;
+pub mod evaluate;
 #[cfg(test)]
 mod tests;
 
