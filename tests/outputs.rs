@@ -85,7 +85,10 @@ fn tensors_with_their_derivatives_are_those_of_deepmd_kit() {
             ("virial", &got.virial),
             ("atom_virial", &got.atom_virial),
         ] {
-            assert_close(&format!("{name}: {key}"), got, &want(key), 1e-10);
+            // DeePMD-kit has no derivatives of polarizabilities: those are slopes of the reference, in `engine/cpu/tests.rs`.
+            if model.kind() == "dipole" || key.ends_with("output") {
+                assert_close(&format!("{name}: {key}"), got, &want(key), 1e-10);
+            }
         }
         let fewer = bulk.evaluate(&mut model, Derivatives::None);
         assert!(fewer.force.is_empty() && fewer.output == got.output, "nobody asked for derivatives");

@@ -40,7 +40,8 @@ def test_tensors_have_the_numbers_and_shapes_of_deepmd_kit(name, bulk):
     shapes = [x.shape for x in (tensor, force, virial, of_atoms, atom_virial)]
     assert shapes == [(1, n), (1, n, 12, 3), (1, n, 9), (1, 12, n), (1, n, 12, 9)]
     for key, x in [("output", tensor), ("force", force), ("virial", virial), ("atom_output", of_atoms), ("atom_virial", atom_virial)]:
-        close(x, want[key])
+        if key in want:  # DeePMD-kit has no derivatives of polarizabilities
+            close(x, want[key])
     close(model.eval(*one), want["atom_output"])
     close(model.eval(*one, atomic=False), want["output"])
     assert len(model.eval_full(*one)) == 3

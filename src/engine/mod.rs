@@ -130,7 +130,7 @@ pub struct Outputs {
     pub atom_output: Vec<f64>,
     /// `[width, n_atoms, 3]` minus the slope of each component of `output`
     pub force: Vec<f64>,
-    /// `[width, 9]` row by row the sum of r (x) F
+    /// `[width, 9]` the sum of those of atoms, which is not symmetric where the output turns with the atoms
     pub virial: Vec<f64>,
     /// `[width, n_atoms, 9]` see [`Evaluation::atom_virial`]
     pub atom_virial: Vec<f64>,

@@ -383,6 +383,7 @@ impl<T: Real> CpuEngine<T> {
     /// [`Engine::evaluate`] of this frame alone: the signs are those of an energy, `force = -d/dx`.
     ///
     /// - force        out  `[n_atoms, 3]`
+    /// - virial       out  the sum of those of atoms
     /// - atom_virial  out  `[n_atoms, 9]`, or nothing; see [`CpuEngine::atom_virial_add`]
     pub fn component_add(
         &mut self,
@@ -409,7 +410,8 @@ impl<T: Real> CpuEngine<T> {
             blocks::forces_add(&self.pool, &mut out, &batch, buffers);
         }
         force.iter_mut().zip(&out.force).for_each(|(sum, x)| *sum += x);
-        virial.iter_mut().zip(&out.virial[0]).for_each(|(sum, x)| *sum += x);
+        // That of an energy is symmetric; here the order matters.
+        virial.iter_mut().enumerate().for_each(|(n, sum)| *sum += out.virial[0][n % 3 * 3 + n / 3]);
         if !atom_virial.is_empty() {
             self.atom_virial_add(atom_virial, frame);
         }

@@ -203,7 +203,8 @@ fn slopes(model: &Arc<Dp>, params: &[f64], frame: &Frame) -> Vec<(Vec<f64>, [f64
     let by_strain: Vec<_> = (0..9).map(|n| slope(&strain(n / 3, n % 3))).collect();
     let of_component = |c: usize| {
         let force = by_coord.iter().map(|slopes| -slopes[c]).collect();
-        (force, std::array::from_fn(|n| -by_strain[n][c]))
+        // What a pair brings is -dE/dd (x) d.
+        (force, std::array::from_fn(|n| -by_strain[n % 3 * 3 + n / 3][c]))
     };
     (0..model.output.width).map(of_component).collect()
 }
@@ -226,9 +227,7 @@ fn derivatives_of_other_outputs_are_the_slopes_of_the_reference() {
                     engine.component_add((&mut f, &mut v, &mut of_atoms), &params, &prepared, c);
                     let sums: Vec<f64> =
                         (0..9).map(|k| of_atoms.iter().skip(k).step_by(9).sum::<f64>()).collect();
-                    // A pair brings -dE/dd (x) d to an atom, and its transpose to the frame.
-                    let turned = (0..9).map(|n| sums[n % 3 * 3 + n / 3]);
-                    let got = f.iter().copied().chain(v).chain(turned);
+                    let got = f.iter().copied().chain(v).chain(sums);
                     let want = force.iter().chain(virial).chain(virial);
                     for (k, (got, want)) in got.zip(want).enumerate() {
                         let close = (got - want).abs() < 2e-6 * (1.0 + want.abs());

@@ -33,9 +33,15 @@ with tempfile.TemporaryDirectory() as folder:
         subprocess.run([dp, "convert-backend", f"../se_e2_a/{name}/initial.dp", f"{folder}/{name}.pth"], check=True)
         model = kind(f"{folder}/{name}.pth")
         found = {}
-        if kind in (DeepDipole, DeepPolar):
+        if kind is DeepDipole:
             keys = ["output", "force", "virial", "atom_output", "atom_virial"]
             found = dict(zip(keys, model.eval_full(coord, cell, types, atomic=True)))
+            # The PyTorch back end has the numbers in the order of atoms, then components, whatever shape it gives them.
+            for key, each in [("force", 3), ("atom_virial", 9)]:
+                found[key] = found[key].reshape(len(types), 3, each).transpose(1, 0, 2)
+        elif kind is DeepPolar:  # whose derivatives are nan there
+            found["atom_output"] = model.eval(coord, cell, types)
+            found["output"] = model.eval(coord, cell, types, atomic=False)
         elif kind is not DeepPot:
             found = dict(zip(["output", "atom_output"], model.eval(coord, cell, types, atomic=True)))
         found["descriptor"] = model.eval_descriptor(coord, cell, types)
