@@ -4,13 +4,15 @@
 //!
 //! A frame of water is repeated; lists reach 2 A beyond the cutoff, as those of LAMMPS do. A row has the best and the median of
 //! several evaluations in which only positions change, then the parts of one in which the host waits after each, and what a new list
-//! takes. Errors are those of the smallest sizes, as parts of the largest element, against CPU threads in float64.
+//! takes. Errors are those of the smallest sizes, as parts of the largest element, against CPU threads in float64. Models that the GPU
+//! computes operation by operation are evaluated as the C library does it; their neighbours are found on CPU threads every time, which the
+//! times have in them.
 
 use phalanx::data::{Frame, Labels};
 use phalanx::engine::Evaluation;
 use phalanx::engine::choice::DeviceChoice;
 use phalanx::engine::cuda::evaluate::Evaluator;
-use phalanx::engine::cuda::program;
+use phalanx::engine::cuda::{OnGpu, engine_on_gpu, program};
 use phalanx::gpu::Numbers;
 use phalanx::infer::Predictor;
 use phalanx::infer::load::load_model;
@@ -133,6 +135,33 @@ fn small_move(step: usize) -> impl Fn(usize) -> [f64; 3] {
     move |i| [0, 1, 2].map(|k| 1e-4 * ((7 * i + 3 * k + step) as f64).sin())
 }
 
+/// As [`measure`] for a model that is computed operation by operation.
+fn measure_operations(
+    predictor: &mut Predictor,
+    images: &mut Images,
+    n: usize,
+    name: &str,
+) -> Result<Evaluation> {
+    let first = predictor.evaluate_domain(&images.domain(&images.lists()), false, &[], &[], false)?;
+    let mut all = Vec::new();
+    for step in 0..(60_000 / n).clamp(6, 60) {
+        images.displace(small_move(step));
+        let lists = images.lists();
+        let began = Instant::now();
+        predictor.evaluate_domain(&images.domain(&lists), true, &[], &[], false)?;
+        all.push(began.elapsed().as_secs_f64());
+    }
+    all.sort_by(f64::total_cmp);
+    let [best, median] = [all[0], all[all.len() / 2]].map(|s| 1e3 * s);
+    println!(
+        "{name:8} {n:8} {:9} {best:9.3} {median:9.3} {:10.0} {:10.0} |",
+        images.types.len(),
+        n as f64 / best,
+        n as f64 / median
+    );
+    Ok(first)
+}
+
 /// One row of the table.
 fn measure(evaluator: &mut Evaluator, images: &mut Images, n: usize, name: &str) -> Result<Evaluation> {
     let mut out = Evaluation::default();
@@ -210,16 +239,28 @@ fn main() -> Result<()> {
         "down",
         "new list"
     );
-    let mut cpu = Predictor::new(spec, threads)?;
+    let mut cpu = Predictor::new(spec.clone(), threads)?;
     for (name, numbers) in &options.numbers {
-        let device = program::open(&gpu.cuda, gpu.index, *numbers, model.descriptor().form(), &env)?;
-        let mut evaluator = Evaluator::new(&device, &model, &params, min_distance)?;
+        let mut on_gpu = match engine_on_gpu(&model)? {
+            OnGpu::Fused(form) => {
+                let device = program::open(&gpu.cuda, gpu.index, *numbers, form, &env)?;
+                let evaluator = Evaluator::new(&device, &model, &params, min_distance)?;
+                OnDevice::Fused(evaluator.ok_or_else(|| Error::new("the embedding nets have no series"))?)
+            }
+            OnGpu::Operations => {
+                let predictor = Predictor::new(spec.clone(), threads)?.with_numbers(*numbers);
+                OnDevice::Operations(Box::new(predictor.on_gpu(gpu.clone(), options.device)))
+            }
+        };
         for times in SIZES.into_iter().take(options.sizes).skip(options.first) {
             let large = repeated(&frame, times);
             let n = large.n_atoms();
-            let rcut = model.descriptor().rcut;
+            let rcut = model.listed.rcut;
             let mut images = pool.install(|| Images::new(&large, rcut + SKIN, model.n_types()))?;
-            let mut found = pool.install(|| measure(&mut evaluator, &mut images, n, name))?;
+            let mut found = match &mut on_gpu {
+                OnDevice::Fused(evaluator) => pool.install(|| measure(evaluator, &mut images, n, name))?,
+                OnDevice::Operations(predictor) => measure_operations(predictor, &mut images, n, name)?,
+            };
             images.fold(&mut found.force, 3);
             if n <= MOST_ON_CPU {
                 let want = cpu.evaluate(&large, false)?;
@@ -231,7 +272,15 @@ fn main() -> Result<()> {
                 );
             }
         }
-        println!("    {}", evaluator.plan().map_or(String::new(), |plan| plan.to_string()));
+        if let OnDevice::Fused(evaluator) = &on_gpu {
+            println!("    {}", evaluator.plan().map_or(String::new(), |plan| plan.to_string()));
+        }
     }
     Ok(())
+}
+
+/// A model on a GPU, by the engine that has it.
+enum OnDevice {
+    Fused(Evaluator),
+    Operations(Box<Predictor>),
 }

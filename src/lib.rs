@@ -1,8 +1,8 @@
 //! Phalanx trains neural-network interatomic potentials.
 //!
 //! [`Potential`] is a trained model: [`Potential::load`], then [`Potential::evaluate`] for atoms in a cell or in open space, or
-//! [`Potential::evaluate_with_neighbors`] for those of an MD program that has a neighbour list. [`Training`] trains one from an
-//! input. Nothing else is meant for other programs.
+//! [`Potential::evaluate_with_neighbors`] for those of an MD program that has a neighbour list; [`OutputModel`] is one that predicts something
+//! other than an energy. [`Training`] trains one from an input. Nothing else is meant for other programs.
 
 // The modules stand in layer order: each uses only what stands above it. ARCHITECTURE.md walks one training step through them.
 // Programs, tests, benches and the other crates of this workspace use them all; what is hidden changes without notice.
@@ -59,7 +59,7 @@ pub mod cli; // one file for each subcommand
 mod skip; // tests that cannot run here
 
 pub use error::{Error, ErrorKind, Result};
-pub use potential::Potential;
+pub use potential::{OutputModel, Potential};
 pub use training::Training;
 
 /// The allocator belongs to whoever builds a program; these are the unit tests, one of which is about it.

@@ -1,13 +1,17 @@
 //! The library's face: load a trained model, evaluate atoms with it.
 
+mod outputs; // models that predict no energy
+
+pub use crate::engine::Outputs;
 pub use crate::engine::choice::DeviceChoice;
-pub use crate::infer::Evaluation;
+pub use crate::infer::{Derivatives, Evaluation};
 pub use crate::neighbor::Domain;
+pub use outputs::OutputModel;
 
 use crate::data::{Frame, Labels};
 use crate::gpu::Numbers;
-use crate::infer::Predictor;
 use crate::infer::load::{load_model, load_model_bytes};
+use crate::infer::{OfAtoms, Predictor};
 use crate::launch::Launch;
 use crate::launch::threads::{Threads, available_cores};
 use crate::model::dp::spec::DpModel;
@@ -68,14 +72,9 @@ impl Potential {
 
     fn new(model: DpModel) -> Result<Self> {
         model.options.fitting.check_energy()?;
-        // Whoever embeds this library may have variables that no launcher would set; they are no reason to fail.
-        let (local_size, local_rank) =
-            Launch::of_this_process().map_or((1, 0), |launch| (launch.local_size, launch.local_rank));
-        let env = |name: &str| std::env::var(name).ok();
-        let threads = Threads::new(&env, available_cores(), local_size)?;
-        let mut predictor = Predictor::new(model, threads.compute)?.with_reach(REACH);
-        match env(NUMBERS).as_deref() {
-            None | Some("" | "model") => {}
+        let (mut predictor, local_rank) = embedded(model)?;
+        match variable(NUMBERS).as_deref() {
+            None | Some("model") => {}
             Some("float32") => predictor = predictor.with_numbers(Numbers::F32),
             Some("tf32") => predictor = predictor.with_numbers(Numbers::Tf32),
             Some(other) => bail!("{NUMBERS}: found \"{other}\", wanted model, float32 or tf32"),
@@ -85,11 +84,7 @@ impl Potential {
 
     /// The rank with this number on its host takes its own of several GPUs, where it computes on one.
     pub fn of_local_rank(self, local_rank: usize) -> Result<Self> {
-        let choice: DeviceChoice = match std::env::var(DEVICE).ok().filter(|text| !text.is_empty()) {
-            Some(text) => text.parse().map_err(|e: Error| e.at(DEVICE))?,
-            // On a GPU this has run under emulation alone: whoever wants it says so.
-            None => DeviceChoice::Cpu,
-        };
+        let choice = asked_device()?;
         self.on_device(choice, local_rank)
     }
 
@@ -148,24 +143,45 @@ impl Potential {
         fparam: &[f64],
         aparam: &[f64],
     ) -> Result<Evaluation> {
-        if coord.len() != 3 * types.len() {
-            bail!("found {} coordinates of {} atoms, wanted three for each", coord.len(), types.len());
+        match configuration(&self.predictor, coord, cell, types, fparam, aparam)? {
+            Some(frame) => self.predictor.evaluate(&frame, true),
+            None => Ok(Evaluation::default()),
         }
-        check_atoms(coord, types, self.type_map().len())?;
-        self.check_parameters(fparam, aparam, types.len())?;
-        if types.is_empty() {
-            return Ok(Evaluation::default());
-        }
-        let frame = Frame {
-            types: types.into(),
-            coord: coord.to_vec(),
-            cell,
-            fparam: fparam.to_vec(),
-            aparam: aparam.to_vec(),
-            sorted: false,
-            labels: Labels::default(),
-        };
-        self.predictor.evaluate(&frame, true)
+    }
+
+    /// Numbers of a descriptor.
+    pub fn n_descriptor(&self) -> usize {
+        self.predictor.width_of_atoms(OfAtoms::Descriptor)
+    }
+
+    /// The descriptors of the atoms of a configuration `[n_atoms, n_descriptor]`, on CPU threads; arguments are those of
+    /// [`Potential::evaluate`].
+    pub fn descriptors(
+        &mut self,
+        coord: &[f64],
+        cell: Option<[f64; 9]>,
+        types: &[i32],
+        fparam: &[f64],
+        aparam: &[f64],
+    ) -> Result<Vec<f64>> {
+        of_atoms(&mut self.predictor, OfAtoms::Descriptor, (coord, cell, types, fparam, aparam))
+    }
+
+    /// Numbers of the last hidden layer of the fitting nets.
+    pub fn n_hidden(&self) -> usize {
+        self.predictor.width_of_atoms(OfAtoms::LastHidden)
+    }
+
+    /// The last hidden layer of the fitting net of each atom `[n_atoms, n_hidden]`, as [`Potential::descriptors`].
+    pub fn last_hidden(
+        &mut self,
+        coord: &[f64],
+        cell: Option<[f64; 9]>,
+        types: &[i32],
+        fparam: &[f64],
+        aparam: &[f64],
+    ) -> Result<Vec<f64>> {
+        of_atoms(&mut self.predictor, OfAtoms::LastHidden, (coord, cell, types, fparam, aparam))
     }
 
     /// Evaluates the atoms of a domain whose neighbours an MD program has listed.
@@ -198,7 +214,7 @@ impl Potential {
         aparam: &[f64],
         atom_virial: bool,
     ) -> Result<Evaluation> {
-        self.check_parameters(fparam, aparam, domain.n_local())?;
+        check_parameters(&self.predictor, fparam, aparam, domain.n_local())?;
         self.predictor.evaluate_domain(domain, false, fparam, aparam, atom_virial)
     }
 
@@ -211,25 +227,88 @@ impl Potential {
         aparam: &[f64],
         atom_virial: bool,
     ) -> Result<Evaluation> {
-        self.check_parameters(fparam, aparam, domain.n_local())?;
+        check_parameters(&self.predictor, fparam, aparam, domain.n_local())?;
         self.predictor.evaluate_domain(domain, true, fparam, aparam, atom_virial)
     }
+}
 
-    fn check_parameters(&self, fparam: &[f64], aparam: &[f64], n_atoms: usize) -> Result<()> {
-        let fparam = self.predictor.model().options.fitting.fparam_or_default(fparam);
-        let wanted = (self.numb_fparam(), self.numb_aparam() * n_atoms);
-        if (fparam.len(), aparam.len()) != wanted {
-            bail!(
-                "found {} frame parameters and {} parameters of atoms, the model wants {} and {} for {n_atoms} atoms",
-                fparam.len(),
-                aparam.len(),
-                wanted.0,
-                wanted.1
-            );
-        }
-        match fparam.iter().chain(aparam).find(|x| !x.is_finite()) {
-            Some(x) => bail!("the frame or atom parameter {x} is not a number"),
-            None => Ok(()),
-        }
+/// A variable of the environment that is not empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// The device that the environment asks for.
+fn asked_device() -> Result<DeviceChoice> {
+    match variable(DEVICE) {
+        Some(text) => text.parse().map_err(|e: Error| e.at(DEVICE)),
+        // The GPU may be that of another program: whoever wants it says so.
+        None => Ok(DeviceChoice::Cpu),
+    }
+}
+
+/// What evaluates a model inside another program, and the number of this rank on its host.
+fn embedded(model: DpModel) -> Result<(Predictor, usize)> {
+    // Whoever embeds this library may have variables that no launcher would set; they are no reason to fail.
+    let (local_size, local_rank) =
+        Launch::of_this_process().map_or((1, 0), |launch| (launch.local_size, launch.local_rank));
+    let threads = Threads::new(&|name| std::env::var(name).ok(), available_cores(), local_size)?;
+    Ok((Predictor::new(model, threads.compute)?.with_reach(REACH), local_rank))
+}
+
+/// A configuration as a frame, after all checks; `None` where it has no atoms.
+fn configuration(
+    predictor: &Predictor,
+    coord: &[f64],
+    cell: Option<[f64; 9]>,
+    types: &[i32],
+    fparam: &[f64],
+    aparam: &[f64],
+) -> Result<Option<Frame>> {
+    if coord.len() != 3 * types.len() {
+        bail!("found {} coordinates of {} atoms, wanted three for each", coord.len(), types.len());
+    }
+    check_atoms(coord, types, predictor.type_map().len())?;
+    check_parameters(predictor, fparam, aparam, types.len())?;
+    Ok((!types.is_empty()).then(|| Frame {
+        types: types.into(),
+        coord: coord.to_vec(),
+        cell,
+        fparam: fparam.to_vec(),
+        aparam: aparam.to_vec(),
+        sorted: false,
+        labels: Labels::default(),
+    }))
+}
+
+/// Coordinates, cell, types, frame and atom parameters.
+type Configuration<'a> = (&'a [f64], Option<[f64; 9]>, &'a [i32], &'a [f64], &'a [f64]);
+
+fn of_atoms(
+    predictor: &mut Predictor,
+    what: OfAtoms,
+    (coord, cell, types, fparam, aparam): Configuration,
+) -> Result<Vec<f64>> {
+    match configuration(predictor, coord, cell, types, fparam, aparam)? {
+        Some(frame) => predictor.of_atoms(&frame, what),
+        None => Ok(Vec::new()),
+    }
+}
+
+fn check_parameters(predictor: &Predictor, fparam: &[f64], aparam: &[f64], n_atoms: usize) -> Result<()> {
+    let fitting = &predictor.model().options.fitting;
+    let fparam = fitting.fparam_or_default(fparam);
+    let wanted = (fitting.numb_fparam, fitting.numb_aparam * n_atoms);
+    if (fparam.len(), aparam.len()) != wanted {
+        bail!(
+            "found {} frame parameters and {} parameters of atoms, the model wants {} and {} for {n_atoms} atoms",
+            fparam.len(),
+            aparam.len(),
+            wanted.0,
+            wanted.1
+        );
+    }
+    match fparam.iter().chain(aparam).find(|x| !x.is_finite()) {
+        Some(x) => bail!("the frame or atom parameter {x} is not a number"),
+        None => Ok(()),
     }
 }

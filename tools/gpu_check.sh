@@ -3,12 +3,13 @@
 #
 #   tools/gpu_check.sh [-b BIN] [-d DATA] [-t TRAINED] [-o OUT] [section ...]
 #
-# BIN   folder with prebuilt programs: dp, pinn, oracle (tests/oracle), unit (the unit tests). Without it they are built with cargo.
+# BIN   folder with prebuilt programs: dp, pinn, oracle (tests/oracle), unit (the unit tests), evaluate (benches/evaluate.rs). Without it they are
+#       built with cargo.
 # DATA  folder with water/data_0 .. data_3, four systems of 80 frames (default: ../shared/data).
 # TRAINED a model of the stock network after many steps: `times` and `profile` show it beside a fresh one (default: none).
 # OUT   folder for logs and the table (default: a new temporary folder).
 # Sections: unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory
-# lost test times utilisation start profile optimizers operations outputs pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
+# lost test times utilisation start profile optimizers operations outputs evaluate pinn. Without any: all of them. `whole` is for itself: the stock input to its last step, for
 # each of PRECISIONS (default: float64), minutes each; `times` shows all four, or these. BATCHES chooses the batches of `times` (default: 1 4 16 64 256).
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -17,19 +18,20 @@ while getopts b:d:t:o: flag; do
     case $flag in b) bin=$OPTARG ;; d) data=$OPTARG ;; t) trained=$(realpath "$OPTARG") ;; o) out=$OPTARG ;; *) exit 2 ;; esac
 done
 shift $((OPTIND - 1))
-sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory lost test times utilisation start profile optimizers operations outputs pinn}
+sections=${*:-unit oracle determinism graph direct direct_times direct_sanitizer layouts sanitizer nccl shared blocks restart validation streaming memory lost test times utilisation start profile optimizers operations outputs evaluate pinn}
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
 if [ -z "$bin" ]; then
     bin=$out/bin
     mkdir -p "$bin"
-    (cd "$here" && cargo build --release && cargo test --release --lib --test oracle --no-run) >"$out/build.log" 2>&1 || { tail "$out/build.log"; exit 1; }
+    (cd "$here" && cargo build --release && cargo test --release --lib --test oracle --no-run && cargo bench --bench evaluate --no-run) >"$out/build.log" 2>&1 || { tail "$out/build.log"; exit 1; }
     target=${CARGO_TARGET_DIR:-$here/target}/release
     cp "$target/dp" "$target/pinn" "$bin/"
     # Cargo says which program is which: "Executable unittests src/lib.rs (FILE)".
     program() { (cd "$here" && realpath "$(grep "Executable .*$1" "$out/build.log" | sed 's/.*(\(.*\))$/\1/')"); }
     cp "$(program src/lib.rs)" "$bin/unit"
     cp "$(program oracle/main.rs)" "$bin/oracle"
+    cp "$(program benches/evaluate.rs)" "$bin/evaluate"
 fi
 bin=$(cd "$bin" && pwd) data=$(cd "$data" && pwd) out=$(cd "$out" && pwd)
 table=$out/table.txt
@@ -664,6 +666,26 @@ sys.exit(not a or len(a) != len(b) or any(abs(x - y) > $([ $precision = float64 
         result "outputs two ranks" $? "two ranks of one GPU $a, one with two draws $b"
         say "samples/s of other outputs, float64 (192 atoms of water; the second half of a run)"
         times_of outputs $kinds
+        ;;
+    evaluate)
+        # Single configurations with ghosts, as MD programs have them: beside the CPU, with the atoms of a millisecond.
+        "$bin/unit" engine::cuda::evaluate engine::cuda::plan::tests::single engine::cuda::plan::tests::what --test-threads=1 >"$out/evaluate_unit.log" 2>&1
+        result "evaluate unit" $? "$(grep 'test result' "$out/evaluate_unit.log")"
+        for kind in stock se_atten strip se_e3 hybrid; do
+            folder=$(fresh "evaluate_$kind")
+            if [ $kind = stock ]; then input "$folder/input.json" 1 4 2 float64; else operations_input "$folder/input.json" $kind 1 4 2; fi
+            train "$folder" && (cd "$folder" && "$bin/dp" freeze -o model.dp >freeze.log 2>&1)
+            for numbers in float64 tf32; do
+                "$bin/evaluate" --model "$folder/model.dp" --data "$data/water/data_0" --sizes 3 --numbers $numbers >"$folder/$numbers.log" 2>&1
+                python3 - "$folder/$numbers.log" $([ $numbers = float64 ] && echo 1e-10 || echo 0.05) <<'END'
+import re, sys
+found = re.findall(r"against the CPU: energy (\S+) eV an atom, forces (\S+), virial (\S+)", open(sys.argv[1]).read())
+sys.exit(len(found) != 3 or any(not float(x) < float(sys.argv[2]) for row in found for x in row))
+END
+                result "evaluate $kind" $? "$numbers; atoms, with ghosts, best and median ms, atoms/ms of both; deviation from the CPU:"
+                while read -r line; do say "    $line"; done < <(grep -E '^(float64|tf32)|against|rror' "$folder/$numbers.log")
+            done
+        done
         ;;
     pinn)
         python3 "$here/tools/pinn_frames.py" "$out/pinn.xyz" 800 && python3 "$here/tools/pinn_frames.py" "$out/pinn_eval.xyz" 20

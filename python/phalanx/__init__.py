@@ -10,7 +10,8 @@
 """
 
 from ._phalanx import VERSION as __version__
+from .deep_outputs import DeepDipole, DeepDOS, DeepPolar, DeepProperty
 from .deep_pot import DeepPot
 from .training import Trained, train
 
-__all__ = ["DeepPot", "Trained", "train", "__version__"]
+__all__ = ["DeepDOS", "DeepDipole", "DeepPolar", "DeepPot", "DeepProperty", "Trained", "train", "__version__"]

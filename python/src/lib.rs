@@ -7,6 +7,9 @@
 mod arrays; // memory of NumPy's arrays as slices
 mod commands; // dp and pinn
 mod errors; // errors and panics as exceptions
+mod frames; // what is to be evaluated
+mod of_atoms; // descriptors of atoms, last hidden layers
+mod outputs; // a model that predicts no energy
 mod pinet; // a PiNet
 mod potential; // a Deep Potential
 mod shared; // a loaded model that threads of Python share
@@ -41,6 +44,7 @@ fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add("load", function(py, c"load", potential::load)?)?;
+    module.add("load_outputs", function(py, c"load_outputs", outputs::load)?)?;
     module.add("load_pinet", function(py, c"load_pinet", pinet::load)?)?;
     module.add("train", function(py, c"train", train::train)?)?;
     module.add("dp", function(py, c"dp", commands::dp)?)?;

@@ -128,6 +128,12 @@ impl Blend {
         self.atoms.iter().map(of)
     }
 
+    /// Gives every atom another number, which keeps their order or is asked for by [`Blend::atoms`] alone.
+    pub fn number_anew(&mut self, mut anew: impl FnMut(&mut usize)) {
+        self.atoms.iter_mut().for_each(|own| anew(&mut own.atom));
+        self.pairs.iter_mut().for_each(|pair| anew(&mut pair.j));
+    }
+
     /// What the forces of the net of this atom are multiplied by, `1 - w`.
     pub fn share(&self, atom: usize) -> f64 {
         self.of(atom).map_or(1.0, |own| 1.0 - own.weight)

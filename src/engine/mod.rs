@@ -110,6 +110,47 @@ impl Evaluation {
     }
 }
 
+/// Which derivatives of an output by positions are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Derivatives {
+    None,
+    /// Force and virial of each component.
+    OfFrame,
+    /// The virials of atoms too.
+    OfAtoms,
+}
+
+/// What a model that predicts no energy says about one configuration of atoms. Derivatives are by positions in A and have the signs of
+/// an energy's; they are empty where nobody asked.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outputs {
+    /// `[width]` sum or mean over atoms
+    pub output: Vec<f64>,
+    /// `[n_atoms, width]` 0 for atoms that are none of the model, and for ghosts.
+    pub atom_output: Vec<f64>,
+    /// `[width, n_atoms, 3]` minus the slope of each component of `output`
+    pub force: Vec<f64>,
+    /// `[width, 9]` the sum of those of atoms, which is not symmetric where the output turns with the atoms
+    pub virial: Vec<f64>,
+    /// `[width, n_atoms, 9]` see [`Evaluation::atom_virial`]
+    pub atom_virial: Vec<f64>,
+}
+
+impl Outputs {
+    /// Zeros; with derivatives where they are wanted.
+    pub fn zeros(n_atoms: usize, width: usize, wanted: Derivatives) -> Self {
+        let (derivatives, atom_virial) = (wanted != Derivatives::None, wanted == Derivatives::OfAtoms);
+        let room = |wanted: bool, n: usize| vec![0.0; if wanted { width * n } else { 0 }];
+        Outputs {
+            output: vec![0.0; width],
+            atom_output: vec![0.0; width * n_atoms],
+            force: room(derivatives, 3 * n_atoms),
+            virial: room(derivatives, 9),
+            atom_virial: room(atom_virial, 9 * n_atoms),
+        }
+    }
+}
+
 /// Derivatives of the loss by what was predicted; same shapes as [`Prediction`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seeds {

@@ -6,4 +6,4 @@ pub mod load; // from a path to a model: model file or checkpoint
 pub mod predictor; // frames in, energies, forces and virials out
 pub mod pinn; // PiNN's models: energies, forces, stress, dipoles and charges in the units asked for
 
-pub use predictor::{Evaluation, Predictor};
+pub use predictor::{Derivatives, Evaluation, OfAtoms, Predictor};

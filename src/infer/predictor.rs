@@ -1,14 +1,19 @@
 //! Frames in, energies, forces and virials out: in batches, on all cores, in bounded memory.
 
+mod outputs; // what is not an energy
+
+pub use outputs::OfAtoms;
+
 use crate::data::{Frame, System, Wants};
-pub use crate::engine::Evaluation;
 use crate::engine::choice::{DeviceChoice, Gpu};
 use crate::engine::cpu::frame::CpuFrames;
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::cuda::evaluate::Evaluator;
+use crate::engine::cuda::plan::evaluate::PlanEvaluator;
 use crate::engine::cuda::plan::{self, PlanEngine};
-use crate::engine::cuda::{CudaEngine, OnGpu, engine_on_gpu, form_on_gpu, program};
+use crate::engine::cuda::{CudaEngine, OnGpu, engine_on_gpu, program};
+pub use crate::engine::{Derivatives, Evaluation};
 use crate::engine::{Engine, Prediction, Preparer};
 use crate::error::Result;
 use crate::gpu::Numbers;
@@ -20,6 +25,7 @@ use crate::neighbor::stat::NeighborStat;
 use crate::neighbor::{Cut, Domain, Images};
 use crate::{bail, err};
 use rayon::prelude::*;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Atoms that are evaluated at once unless told otherwise: enough to feed many cores, some 100 MB at most.
@@ -49,7 +55,7 @@ pub struct Predictor {
     /// Made with the first batch, whose distances it may need.
     engine: Option<PrecisionEngine>,
     /// Evaluates single configurations on the GPU, made with the first of them.
-    evaluator: Option<Box<Evaluator>>,
+    evaluator: Option<OnDevice>,
     /// CPU threads for single configurations that the GPU leaves to them, where `engine` is on the GPU.
     beside: Option<PrecisionEngine>,
 }
@@ -59,6 +65,12 @@ enum PrecisionEngine {
     Float64(CpuEngine<f64>),
     Cuda(Box<CudaEngine>),
     Operations(Box<PlanEngine>),
+}
+
+/// Evaluates single configurations on a GPU.
+enum OnDevice {
+    Fused(Box<Evaluator>),
+    Operations(Box<PlanEvaluator>),
 }
 
 /// Frames as an engine wants them, in their order.
@@ -243,18 +255,29 @@ impl Predictor {
 
     /// Lists the neighbours of a frame and evaluates it, some atoms at a time.
     pub fn evaluate(&mut self, frame: &Frame, atom_virial: bool) -> Result<Evaluation> {
-        if self.gpu.is_some()
-            && let Some(found) = self.frame_on_gpu(frame, atom_virial)?
-        {
+        self.make_evaluator(|predictor| predictor.shortest_distance(std::slice::from_ref(frame)))?;
+        if let Some(found) = self.frame_on_gpu(frame, atom_virial)? {
             return Ok(found);
         }
-        let list = self.loaders.install(|| list_of(&self.model, frame))?;
+        let geometries = self.geometries(frame)?;
+        self.evaluate_geometries(&geometries, atom_virial)
+    }
+
+    /// The neighbours of a frame, for each descriptor.
+    fn geometries(&self, frame: &Frame) -> Result<Vec<Geometry>> {
+        let model = &self.model;
+        let list = self.loaders.install(|| list_of(model, frame))?;
         let of = |part: &Arc<Dp>| {
             let mut geometry = Geometry::default();
             geometry.fill_from(part, frame, &list).map(|()| geometry)
         };
-        let geometries = self.parts.iter().map(of).collect::<Result<Vec<_>>>()?;
-        self.evaluate_geometries(&geometries, atom_virial)
+        self.parts.iter().map(of).collect()
+    }
+
+    /// The same from a list that somebody else has made.
+    fn geometries_of_domain(&self, domain: &Domain, fparam: &[f64], aparam: &[f64]) -> Result<Vec<Geometry>> {
+        let of = |part: &Arc<Dp>| self.loaders.install(|| Geometry::of_domain(part, domain, fparam, aparam));
+        self.parts.iter().map(of).collect()
     }
 
     /// Evaluates atoms whose neighbours somebody else has listed.
@@ -270,18 +293,21 @@ impl Predictor {
         aparam: &[f64],
         atom_virial: bool,
     ) -> Result<Evaluation> {
-        if self.gpu.is_some()
-            && let Some(found) = self.domain_on_gpu(domain, same, fparam, aparam, atom_virial)?
-        {
+        domain.check(self.model.n_types())?;
+        self.make_evaluator(|predictor| Ok(predictor.loaders.install(|| domain.shortest())))?;
+        if let Some(found) = self.domain_on_gpu(domain, same, fparam, aparam, atom_virial)? {
             return Ok(found);
         }
-        let of = |part: &Arc<Dp>| self.loaders.install(|| Geometry::of_domain(part, domain, fparam, aparam));
-        let geometries = self.parts.iter().map(of).collect::<Result<Vec<_>>>()?;
+        let geometries = self.geometries_of_domain(domain, fparam, aparam)?;
         self.evaluate_geometries(&geometries, atom_virial)
     }
 
-    /// A frame is a domain whose ghosts are images of its own atoms. Its list is made here, on CPU threads.
+    /// A frame is a domain whose ghosts are images of its own atoms. Its list is made here, on CPU threads. `None` where the fused
+    /// engine on a GPU does not evaluate it.
     fn frame_on_gpu(&mut self, frame: &Frame, atom_virial: bool) -> Result<Option<Evaluation>> {
+        if !matches!(self.evaluator, Some(OnDevice::Fused(_))) {
+            return Ok(None);
+        }
         let (rcut, n_types) = (self.model.listed.rcut, self.model.n_types());
         let images = self.loaders.install(|| Images::new(frame, rcut, n_types))?;
         let lists = images.lists();
@@ -295,7 +321,7 @@ impl Predictor {
         }))
     }
 
-    /// `None` where the GPU leaves it to the CPU.
+    /// `None` where the fused engine on a GPU does not evaluate it.
     fn domain_on_gpu(
         &mut self,
         domain: &Domain,
@@ -304,19 +330,7 @@ impl Predictor {
         aparam: &[f64],
         atom_virial: bool,
     ) -> Result<Option<Evaluation>> {
-        domain.check(self.model.n_types())?;
-        if self.evaluator.is_none() {
-            let shortest = || Ok(self.loaders.install(|| domain.shortest()));
-            let mode = self.mode(shortest)?;
-            let Some((gpu, choice)) = &self.gpu else { return Ok(None) };
-            let Some(evaluator) = choice.or_cpu(self.evaluator_on(gpu, mode))? else {
-                self.gpu = None;
-                return Ok(None);
-            };
-            log::info!("computing on {}", gpu.name);
-            self.evaluator = Some(Box::new(evaluator));
-        }
-        let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
+        let Some(OnDevice::Fused(evaluator)) = &mut self.evaluator else { return Ok(None) };
         let (mut out, mut extra) = (Evaluation::default(), Vec::new());
         extra_inputs(&mut extra, &self.model, domain.n_local(), fparam, aparam);
         let done =
@@ -329,23 +343,47 @@ impl Predictor {
         Ok(done.then_some(out))
     }
 
-    fn evaluator_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<Evaluator> {
-        let EmbeddingMode::Chebyshev { min_distance } = mode else {
-            return Err(err!(
-                "the embedding nets of this model are evaluated themselves, and the GPU evaluates series"
-            )
-            .help("use the CPU"));
+    /// Makes what evaluates single configurations on the GPU where there is one; under `auto` the GPU is given up where that fails.
+    /// `shortest` is asked for a distance that few are below, where the model does not say it.
+    fn make_evaluator(&mut self, shortest: impl FnOnce(&Self) -> Result<f64>) -> Result<()> {
+        let Some((gpu, choice)) = self.gpu.clone().filter(|_| self.evaluator.is_none()) else {
+            return Ok(());
         };
-        let form = form_on_gpu(&self.model)?;
-        if !self.model.options.pair_exclude_types.is_empty() {
-            return Err(err!(
-                "the GPU does not know pairs of types that are no neighbours (pair_exclude_types)"
-            )
-            .help("use the CPU"));
+        let mode = self.mode(|| shortest(self))?;
+        match choice.or_cpu(self.evaluator_on(&gpu, mode))? {
+            Some(evaluator) => {
+                log::info!("computing on {}", gpu.name);
+                self.evaluator = Some(evaluator);
+            }
+            None => self.gpu = None,
         }
+        Ok(())
+    }
+
+    fn evaluator_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<OnDevice> {
         let env = |name: &str| std::env::var(name).ok();
-        let device = program::open(&gpu.cuda, gpu.index, self.gpu_numbers(), form, &env)?;
-        Evaluator::new(&device, &self.model, &self.params, min_distance)
+        let engine = self.engine_kind()?;
+        if let OnGpu::Fused(form) = engine
+            && let EmbeddingMode::Chebyshev { min_distance } = mode
+            && Evaluator::takes(&self.model)
+        {
+            let device = program::open(&gpu.cuda, gpu.index, self.gpu_numbers(), form, &env)?;
+            if let Some(evaluator) = Evaluator::new(&device, &self.model, &self.params, min_distance)? {
+                return Ok(OnDevice::Fused(Box::new(evaluator)));
+            }
+        }
+        let device = plan::program::open(&gpu.cuda, gpu.index, self.gpu_numbers(), &env)?;
+        let evaluator = PlanEvaluator::new(&device, &self.model, &self.params)?;
+        Ok(OnDevice::Operations(Box::new(evaluator)))
+    }
+
+    /// The engine that a GPU has for this model.
+    fn engine_kind(&self) -> Result<OnGpu> {
+        if self.model.tables.is_some() {
+            return Err(err!("a compressed model is evaluated on CPU threads only")
+                .help("use the model that it was made from: a series of its nets is faster than a table"));
+        }
+        engine_on_gpu(&self.model)
     }
 
     fn gpu_numbers(&self) -> Numbers {
@@ -355,25 +393,37 @@ impl Predictor {
 
     fn evaluate_geometries(&mut self, geometries: &[Geometry], atom_virial: bool) -> Result<Evaluation> {
         let geometry = &geometries[0];
-        if geometry.types.iter().all(|&t| t < 0) {
+        if has_no_atoms(geometries) {
             return Ok(Evaluation::zeros(geometry.n_atoms(), atom_virial));
         }
-        let distances = geometries.iter().flat_map(|geometry| geometry.r.iter().copied());
-        let shortest = || Ok(distances.clone().fold(f64::INFINITY, f64::min));
-        let is_on_gpu = self.gpu.is_some();
-        if is_on_gpu && self.beside.is_none() {
-            self.beside = Some(self.make_cpu_engine(self.mode(shortest)?)?);
-        } else if !is_on_gpu && self.engine.is_none() {
-            self.engine = Some(self.make_cpu_engine(self.mode(shortest)?)?);
+        if let Some(OnDevice::Operations(evaluator)) = &mut self.evaluator {
+            return self.loaders.install(|| evaluator.evaluate(geometries, atom_virial));
         }
-        let engine = if is_on_gpu { &mut self.beside } else { &mut self.engine };
-        match engine.as_mut().expect("it was made above") {
-            PrecisionEngine::Float32(engine) => some_at_a_time(engine, &self.params, geometries, atom_virial),
-            PrecisionEngine::Float64(engine) => some_at_a_time(engine, &self.params, geometries, atom_virial),
-            PrecisionEngine::Cuda(_) | PrecisionEngine::Operations(_) => {
+        match self.cpu_engine(geometries)? {
+            (PrecisionEngine::Float32(engine), params) => {
+                some_at_a_time(engine, params, geometries, atom_virial)
+            }
+            (PrecisionEngine::Float64(engine), params) => {
+                some_at_a_time(engine, params, geometries, atom_virial)
+            }
+            (PrecisionEngine::Cuda(_) | PrecisionEngine::Operations(_), _) => {
                 bail!("this engine takes batches of frames")
             }
         }
+    }
+
+    /// What evaluates single configurations on CPU threads, made as the first of them needs it, and its parameters.
+    fn cpu_engine(&mut self, geometries: &[Geometry]) -> Result<(&mut PrecisionEngine, &[f64])> {
+        let distances = geometries.iter().flat_map(|geometry| geometry.r.iter().copied());
+        let shortest = || Ok(distances.fold(f64::INFINITY, f64::min));
+        let is_on_gpu = self.gpu.is_some();
+        let is_there = if is_on_gpu { self.beside.is_some() } else { self.engine.is_some() };
+        if !is_there {
+            let made = self.make_cpu_engine(self.mode(shortest)?)?;
+            *(if is_on_gpu { &mut self.beside } else { &mut self.engine }) = Some(made);
+        }
+        let engine = if is_on_gpu { &mut self.beside } else { &mut self.engine };
+        Ok((engine.as_mut().expect("it was made above"), &self.params))
     }
 
     /// Reads and evaluates these frames of a system in order, batch after batch.
@@ -404,28 +454,12 @@ impl Predictor {
         system: &System,
         mut visit: impl FnMut(&[f64]) -> Result<()>,
     ) -> Result<()> {
-        let mut out = vec![0.0; system.n_atoms * self.model.n_descriptor()];
         for index in 0..system.n_frames {
             let frame = read(system, index)?;
-            self.describe(&mut out, &frame).map_err(|e| e.at(&system.path))?;
-            visit(&out)?;
+            let found = self.of_atoms(&frame, OfAtoms::Descriptor).map_err(|e| e.at(&system.path))?;
+            visit(&found)?;
         }
         Ok(())
-    }
-
-    /// The descriptors of a frame's atoms, on CPU threads.
-    fn describe(&mut self, out: &mut [f64], frame: &Frame) -> Result<()> {
-        if self.engine.is_none() {
-            self.engine = Some(self.make_engine(|| self.shortest_distance(std::slice::from_ref(frame)))?);
-        }
-        let engine = self.engine.as_mut().expect("it was made above");
-        match engine {
-            PrecisionEngine::Float32(engine) => describe(out, engine, &self.params, frame),
-            PrecisionEngine::Float64(engine) => describe(out, engine, &self.params, frame),
-            PrecisionEngine::Cuda(_) | PrecisionEngine::Operations(_) => {
-                bail!("descriptors are computed on CPU threads only")
-            }
-        }
     }
 
     /// `shortest` is asked for a distance that few are below, where the model does not say it.
@@ -448,13 +482,9 @@ impl Predictor {
     }
 
     fn engine_on(&self, gpu: &Gpu, mode: EmbeddingMode) -> Result<PrecisionEngine> {
-        if self.model.tables.is_some() {
-            return Err(err!("a compressed model is evaluated on CPU threads only")
-                .help("use the model that it was made from: a series of its nets is faster than a table"));
-        }
         let numbers = if self.precision() == Precision::Float64 { Numbers::F64 } else { Numbers::F32 };
         let env = |name: &str| std::env::var(name).ok();
-        let form = match engine_on_gpu(&self.model)? {
+        let form = match self.engine_kind()? {
             OnGpu::Fused(form) => form,
             OnGpu::Operations => {
                 let device = plan::program::open(&gpu.cuda, gpu.index, numbers, &env)?;
@@ -504,6 +534,11 @@ impl Predictor {
     }
 }
 
+/// Whether there are no atoms of the model that have an output.
+fn has_no_atoms(geometries: &[Geometry]) -> bool {
+    geometries[0].types.iter().all(|&t| t < 0)
+}
+
 fn start_loaders(n_threads: usize) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(n_threads.max(1))
@@ -512,16 +547,15 @@ fn start_loaders(n_threads: usize) -> Result<rayon::ThreadPool> {
         .map_err(|e| err!("cannot start {n_threads} threads: {e}"))
 }
 
-/// Evaluates [`CENTERS`] atoms after another, so that memory does not grow with what the nets need for each atom.
-fn some_at_a_time<T: Real>(
+/// Evaluates [`CENTERS`] atoms after another, so that memory does not grow with what the nets need for each atom; `visit` gets the
+/// engine as it is then, the part and its centres, and what was predicted.
+fn in_parts<T: Real>(
     engine: &mut CpuEngine<T>,
     params: &[f64],
     geometries: &[Geometry],
-    atom_virial: bool,
-) -> Result<Evaluation> {
+    mut visit: impl FnMut(&mut CpuEngine<T>, &CpuFrames<T>, Range<usize>, &Prediction),
+) -> Result<()> {
     let (models, geometry) = (engine.models().clone(), &geometries[0]);
-    let mut all = Evaluation::zeros(geometry.n_atoms(), atom_virial);
-    let add = |sum: &mut [f64], part: &[f64]| sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
     // Ghosts stand behind the last centre.
     let n_centers = geometry.types.iter().rposition(|&t| t >= 0).map_or(0, |last| last + 1);
     let mut part = Prediction::default();
@@ -529,27 +563,29 @@ fn some_at_a_time<T: Real>(
         let centers = first..n_centers.min(first + CENTERS);
         let frame = CpuFrames::of_centers(&models, geometries, centers.clone())?;
         engine.evaluate(&mut part, params, &[&frame]);
+        visit(engine, &frame, centers, &part);
+    }
+    Ok(())
+}
+
+fn some_at_a_time<T: Real>(
+    engine: &mut CpuEngine<T>,
+    params: &[f64],
+    geometries: &[Geometry],
+    atom_virial: bool,
+) -> Result<Evaluation> {
+    let mut all = Evaluation::zeros(geometries[0].n_atoms(), atom_virial);
+    let add = |sum: &mut [f64], part: &[f64]| sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+    in_parts(engine, params, geometries, |engine, frame, centers, part| {
         all.energy += part.energy[0];
         all.atom_energy[centers.clone()].copy_from_slice(&part.atom_energy[centers]);
         add(&mut all.force, &part.force);
         add(&mut all.virial, &part.virial[0]);
         if atom_virial {
-            engine.atom_virial_add(&mut all.atom_virial, &frame);
+            engine.atom_virial_add(&mut all.atom_virial, frame);
         }
-    }
+    })?;
     Ok(all)
-}
-
-fn describe<T: Real>(
-    out: &mut [f64],
-    engine: &mut CpuEngine<T>,
-    params: &[f64],
-    frame: &Frame,
-) -> Result<()> {
-    let prepared = engine.preparer()(frame)?;
-    engine.evaluate(&mut Prediction::default(), params, &[&prepared]);
-    engine.descriptors(out, &prepared);
-    Ok(())
 }
 
 fn evaluate<T: Real>(

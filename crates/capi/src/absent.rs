@@ -1,9 +1,8 @@
-//! Spin models, tensors and the dipole modifier of DeePMD-kit, which are not here.
+//! Spin models and the dipole modifier of DeePMD-kit, which are not here.
 //!
 //! The functions are there, so that programs that know them can be loaded. What makes an object gives one that says what is absent,
 //! and the others leave everything as it is.
 
-use crate::arrays::text_for_c;
 use crate::{Handle, border};
 use phalanx::err;
 use std::ffi::{c_char, c_double, c_int};
@@ -64,21 +63,18 @@ type Out = *mut c_double;
 absent! {
     make DP_NewDeepSpinWithParam2(*const c_char, c_int, *const c_char, c_int): "spin models";
     make DP_NewDeepSpinModelDeviWithParam(*const *const c_char, c_int, c_int, *const *const c_char, c_int, *const c_int): "spin models";
-    make DP_NewDeepTensorWithParam(*const c_char, c_int, *const c_char): "models of dipoles and polarisabilities";
     make DP_NewDipoleChargeModifierWithParam(*const c_char, c_int, *const c_char): "dipole charge modifier";
 }
 
 absent! {
     check DP_DeepSpinCheckOK;
     check DP_DeepSpinModelDeviCheckOK;
-    check DP_DeepTensorCheckOK;
     check DP_DipoleChargeModifierCheckOK;
 }
 
 absent! {
     delete DP_DeleteDeepSpin;
     delete DP_DeleteDeepSpinModelDevi;
-    delete DP_DeleteDeepTensor;
     delete DP_DeleteDipoleChargeModifier;
 }
 
@@ -104,69 +100,5 @@ absent! {
     ask DP_DeepSpinModelDeviGetDimChgSpin -> c_int => 0;
     ask DP_DeepSpinModelDeviHasDefaultFParam -> bool => false;
     ask DP_DeepSpinModelDeviIsAParamNAll -> bool => false;
-    ask DP_DeepTensorGetNumbSelTypes -> c_int => 0;
-    ask DP_DeepTensorGetOutputDim -> c_int => 0;
-    ask DP_DeepTensorGetSelTypes -> *mut c_int => std::ptr::null_mut();
-    ask DP_DeepTensorGetTypeMap -> *const c_char => text_for_c("");
     ask DP_DipoleChargeModifierGetNumbSelTypes -> c_int => 0;
-}
-
-/// Says that there are no tensors, for callers that free them before they ask what went wrong.
-///
-/// # Safety
-/// The last two must be null or valid.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn DP_DeepTensorComputeTensorNList(
-    handle: Handle,
-    _n_atoms: c_int,
-    _coord: In,
-    _types: *const c_int,
-    _cell: In,
-    _n_ghosts: c_int,
-    _list: Handle,
-    tensor: *mut Out,
-    n: *mut c_int,
-) {
-    refuse_call(handle);
-    // SAFETY: the caller's promise.
-    unsafe { no_tensor(tensor, n) };
-}
-
-/// As [`DP_DeepTensorComputeTensorNList`].
-///
-/// # Safety
-/// `tensor` and `n` must be null or valid.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn DP_DeepTensorComputeNList(
-    handle: Handle,
-    _n_atoms: c_int,
-    _coord: In,
-    _types: *const c_int,
-    _cell: In,
-    _n_ghosts: c_int,
-    _list: Handle,
-    _global: Out,
-    _force: Out,
-    _virial: Out,
-    tensor: *mut Out,
-    _atom_virial: Out,
-    n: *mut c_int,
-) {
-    refuse_call(handle);
-    // SAFETY: the caller's promise.
-    unsafe { no_tensor(tensor, n) };
-}
-
-/// # Safety
-/// Both must be null or valid.
-unsafe fn no_tensor(tensor: *mut Out, n: *mut c_int) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !tensor.is_null() {
-            *tensor = std::ptr::null_mut();
-        }
-        if !n.is_null() {
-            *n = 0;
-        }
-    }
 }

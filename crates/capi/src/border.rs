@@ -54,11 +54,12 @@ pub fn on_models<R>(handle: Handle, fallback: R, body: impl FnOnce(&mut [Potenti
     forget_error(handle);
     on(handle, fallback, |object| match object {
         Object::Models(models) => body(models),
-        _ => Err(phalanx::err!("the handle is that of a neighbour list, wanted that of a model")),
+        _ => Err(phalanx::err!("the handle is that of another object, wanted that of a model")),
     })
 }
 
-fn forget_error(handle: Handle) {
+/// What went wrong before does not matter any more.
+pub fn forget_error(handle: Handle) {
     enter((), || {
         if let Some(entry) = registry::find(handle) {
             let mut entry = lock(&entry);

@@ -4,7 +4,7 @@
 //! A handle is a number that names an object of [`registry`] and is never an address; a mistake of the caller or a model that
 //! cannot be read is a text that `..CheckOK` gives; [`border`] is where panics end.
 
-mod absent; // spin models, tensors and the dipole modifier: there, and refused
+mod absent; // spin models and the dipole modifier: there, and refused
 mod arrays; // pointers of C as slices, texts for C
 mod border; // every entry goes through here
 mod files; // files as bytes, a summary, selections of atoms
@@ -14,12 +14,14 @@ mod listed; // evaluation with such a list, for one model and several
 mod potential; // one model
 mod deviation; // several models at once
 mod registry; // what the handles stand for
+mod tensor; // models of dipoles and polarizabilities
 
 pub use absent::*;
 pub use deviation::*;
 pub use files::*;
 pub use list::*;
 pub use potential::*;
+pub use tensor::*;
 
 /// For what is allocated in here; everything else in the process keeps its own. Large buffers come from the system's allocator all the
 /// same, on huge pages.

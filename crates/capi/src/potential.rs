@@ -289,7 +289,7 @@ compute_with_list!(DP_DeepPotComputeNList2, DP_DeepPotComputeNList3, ..1);
 pub fn ask<R>(model: Handle, fallback: R, question: impl FnOnce(&Potential) -> R) -> R {
     border::on(model, fallback, |object| match object {
         Object::Models(models) => Ok(question(&models[0])),
-        _ => bail!("the handle is that of a neighbour list, wanted that of a model"),
+        _ => bail!("the handle is that of another object, wanted that of a model"),
     })
 }
 

@@ -5,6 +5,7 @@
 
 use crate::Handle;
 use crate::list::List;
+use crate::tensor::Tensor;
 use phalanx::Potential;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,6 +22,8 @@ pub enum Object {
     /// One model, or several that are compared.
     Models(Vec<Potential>),
     List(List),
+    /// A model of dipoles or polarizabilities.
+    Tensor(Tensor),
     /// It could not be made, or panicked; the entry's text says why.
     Broken,
 }

@@ -296,35 +296,122 @@ fn handles_that_are_none_are_errors() {
 }
 
 #[test]
-fn spin_models_tensors_and_modifiers_say_that_they_are_absent() {
+fn spin_models_and_modifiers_say_that_they_are_absent() {
     let name = golden("dp_test/one_side.dp");
     let spin = DP_NewDeepSpinWithParam2(name.as_ptr(), 0, null(), 0);
     assert!(text(DP_DeepSpinCheckOK(spin)).starts_with("Phalanx has no spin models"));
     assert_eq!((DP_DeepSpinGetDimFParam(spin), DP_DeepSpinUsesNativeSpinScheme(spin)), (0, false));
     DP_DeleteDeepSpin(spin);
-    let tensor = DP_NewDeepTensorWithParam(name.as_ptr(), 0, null());
-    assert!(text(DP_DeepTensorCheckOK(tensor)).starts_with("Phalanx has no models of dipoles"));
-    assert_eq!(text(DP_DeepTensorGetTypeMap(tensor)), "");
-    let (mut values, mut n) = (null_mut(), 3);
-    // SAFETY: places for what comes back.
-    unsafe {
-        DP_DeepTensorComputeTensorNList(
-            tensor,
-            0,
-            null(),
-            null(),
-            null(),
-            0,
-            null_mut(),
-            &mut values,
-            &mut n,
-        );
-    }
-    assert!(values.is_null() && n == 0);
     let modifier = DP_NewDipoleChargeModifierWithParam(name.as_ptr(), 0, null());
     assert!(
         text(DP_DipoleChargeModifierCheckOK(modifier)).starts_with("Phalanx has no dipole charge modifier")
     );
+}
+
+/// Tensors of atoms that the library gives, which are freed.
+fn freed(values: *mut f64, n: c_int) -> Vec<f64> {
+    assert!(!values.is_null() && n >= 0);
+    // SAFETY: so many numbers, not used any more when they are freed.
+    unsafe {
+        let tensors = std::slice::from_raw_parts(values, n as usize).to_vec();
+        libc::free(values.cast());
+        tensors
+    }
+}
+
+#[test]
+fn tensors_with_their_derivatives_are_those_of_the_rust_library() {
+    use phalanx::OutputModel;
+    use phalanx::potential::Derivatives;
+    for (name, width) in [("se_e2_a/dipole/initial.dp", 3), ("se_e2_a/polar/initial.dp", 9)] {
+        // SAFETY: a name that ends with a zero, and no scope.
+        let model = unsafe { DP_NewDeepTensorWithParam(golden(name).as_ptr(), 0, null()) };
+        assert_eq!(text(DP_DeepTensorCheckOK(model)), "");
+        assert_eq!((DP_DeepTensorGetOutputDim(model), DP_DeepTensorGetNumbTypes(model)), (width, 2));
+        assert_eq!(text(DP_DeepTensorGetTypeMap(model)), "O H");
+        assert_eq!(DP_DeepTensorGetNumbSelTypes(model), 2);
+        // SAFETY: there are two.
+        let selected = unsafe { std::slice::from_raw_parts(DP_DeepTensorGetSelTypes(model), 2) };
+        assert_eq!(selected, [0, 1]);
+
+        let mut want = OutputModel::load(format!("{GOLDEN}/{name}").as_ref()).unwrap();
+        assert_eq!(DP_DeepTensorGetCutoff(model), want.rcut());
+        let mut domain = Domain::new();
+        let list = domain.list();
+        let lists: [&[i32]; 3] = [&[1, 2, 3], &[0, 2, 3], &[0, 1, 3]];
+        let same = phalanx::potential::Domain { coord: &COORD, types: &TYPES, lists: &lists, mask: -1 };
+        let listed = want.evaluate_with_neighbors(&same, &[], &[], Derivatives::OfAtoms).unwrap();
+        let alone = want.evaluate(&COORD, None, &TYPES, &[], &[], Derivatives::OfAtoms).unwrap();
+        let w = width as usize;
+        for (want, is_listed, n_local) in [(&listed, true, 3), (&alone, false, 4)] {
+            let (mut global, mut force, mut virial) = (vec![7.0; w], vec![7.0; 12 * w], vec![7.0; 9 * w]);
+            let (mut atom_virial, mut values, mut n) = (vec![7.0; 36 * w], null_mut(), -1);
+            // SAFETY: arrays of the right sizes.
+            unsafe {
+                let (g, f, v, av) =
+                    (global.as_mut_ptr(), force.as_mut_ptr(), virial.as_mut_ptr(), atom_virial.as_mut_ptr());
+                let (x, t, at, size) = (COORD.as_ptr(), TYPES.as_ptr(), &mut values, &mut n);
+                match is_listed {
+                    true => DP_DeepTensorComputeNList(model, 4, x, t, null(), 1, list, g, f, v, at, av, size),
+                    false => DP_DeepTensorCompute(model, 4, x, t, null(), g, f, v, at, av, size),
+                }
+            }
+            assert_eq!(text(DP_DeepTensorCheckOK(model)), "");
+            assert_eq!((&global, &force, &virial), (&want.output, &want.force, &want.virial));
+            assert_eq!((&atom_virial, n), (&want.atom_virial, width * n_local));
+            assert_eq!(freed(values, n), want.atom_output[..w * n_local as usize]);
+            // SAFETY: as above.
+            unsafe {
+                let (x, t, at, size) = (COORD.as_ptr(), TYPES.as_ptr(), &mut values, &mut n);
+                match is_listed {
+                    true => DP_DeepTensorComputeTensorNList(model, 4, x, t, null(), 1, list, at, size),
+                    false => DP_DeepTensorComputeTensor(model, 4, x, t, null(), at, size),
+                }
+            }
+            assert_eq!(freed(values, n), want.atom_output[..w * n_local as usize]);
+        }
+        DP_DeleteNlist(list);
+        DP_DeleteDeepTensor(model);
+    }
+}
+
+#[test]
+fn models_that_have_no_tensors_and_bad_atoms_are_refused_with_a_text() {
+    for (name, said) in [
+        ("dp_test/one_side.dp", "the model predicts an energy"),
+        ("se_e2_a/dos/initial.dp", "wanted a model of dipoles or polarizabilities, found dos"),
+        ("absent.dp", "absent.dp"),
+    ] {
+        // SAFETY: a name that ends with a zero.
+        let tensor = unsafe { DP_NewDeepTensor(golden(name).as_ptr()) };
+        let told = text(DP_DeepTensorCheckOK(tensor));
+        assert!(told.contains(said), "{told}");
+        assert_eq!(text(DP_DeepTensorGetTypeMap(tensor)), "");
+        let (mut values, mut n) = (null_mut(), 3);
+        // SAFETY: places for what comes back.
+        unsafe {
+            let (none, list) = (null(), null_mut());
+            DP_DeepTensorComputeTensorNList(tensor, 0, none, null(), none, 0, list, &mut values, &mut n);
+        }
+        assert!(values.is_null() && n == 0);
+        DP_DeleteDeepTensor(tensor);
+    }
+    // SAFETY: a name that ends with a zero.
+    let tensor = unsafe { DP_NewDeepTensor(golden("se_e2_a/dipole/initial.dp").as_ptr()) };
+    let (mut values, mut n) = (null_mut(), 3);
+    // SAFETY: arrays of the right sizes.
+    unsafe {
+        let types = [0, 1, 1, 5];
+        DP_DeepTensorComputeTensor(tensor, 4, COORD.as_ptr(), types.as_ptr(), null(), &mut values, &mut n);
+    }
+    assert!(values.is_null() && n == 0);
+    assert_eq!(text(DP_DeepTensorCheckOK(tensor)), "atom 3 has type 5, the model has the types 0 to 1");
+    // One kind of handle for another.
+    let potential = open("dp_test/one_side.dp");
+    assert_eq!(DP_DeepTensorGetOutputDim(potential), 0);
+    assert!(text(DP_DeepPotCheckOK(potential)).contains("wanted that of a model of tensors"));
+    assert_eq!(DP_DeepBaseModelGetNumbTypes(tensor), 0);
+    assert!(text(DP_DeepTensorCheckOK(tensor)).contains("wanted that of a model"));
 }
 
 #[test]

@@ -4,7 +4,8 @@
 #[path = "../../../tests/common/skip.rs"]
 mod skip;
 
-use phalanx::Potential;
+use phalanx::potential::Derivatives;
+use phalanx::{OutputModel, Potential};
 use skip::skip_part;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,10 +23,16 @@ fn library() -> PathBuf {
 
 /// Runs water; `None` where something that it needs is not installed.
 fn run(test: &str, out: &Path, models: &[&str]) -> Option<String> {
+    run_input(test, out, models, "in.water")
+}
+
+/// The same with another input of the folder.
+fn run_input(test: &str, out: &Path, models: &[&str], input: &str) -> Option<String> {
     let models: Vec<String> = models.iter().map(|model| format!("{ROOT}/{model}")).collect();
     let done = Command::new(format!("{ROOT}/examples/lammps/run.sh"))
         .env("MODEL", models.join(" "))
         .env("LIBDEEPMD", library())
+        .env("INPUT", format!("{ROOT}/examples/lammps/{input}"))
         .env("STEPS", "20")
         .env("OUT", out)
         .output()
@@ -90,6 +97,40 @@ fn forces_under_lammps_are_those_of_the_library_and_energy_is_conserved() {
     assert!((serial[0] - ranks[0]).abs() < 1e-9 && (serial[2] - ranks[2]).abs() < 1e-6);
     for (a, b) in atoms.iter().zip(rows(&out.path().join("ranks/forces.0"), 8)) {
         assert!((5..8).all(|k| (a[k] - b[k]).abs() < 1e-9), "{a:?} and {b:?}");
+    }
+}
+
+#[test]
+fn tensors_under_lammps_are_those_of_the_library() {
+    let test = "tensors_under_lammps_are_those_of_the_library";
+    for (name, width) in [("dipole", 3), ("polar", 9)] {
+        let out = tempfile::tempdir().unwrap();
+        let model = format!("tests/golden/se_e2_a/{name}/initial.dp");
+        let Some(said) = run_input(test, out.path(), &[&model], "in.tensors") else { return };
+        let mut library = OutputModel::load(format!("{ROOT}/{model}").as_ref()).unwrap();
+        let length = 12.41712666;
+        let cell = [length, 0.0, 0.0, 0.0, length, 0.0, 0.0, 0.0, length];
+        for step in [0, 10, 20] {
+            let atoms = rows(&out.path().join(format!("serial/tensors.{step}")), 5 + width);
+            assert_eq!(atoms.len(), 192);
+            let coord: Vec<f64> = atoms.iter().flat_map(|row| row[2..5].to_vec()).collect();
+            let types: Vec<i32> = atoms.iter().map(|row| row[1] as i32 - 1).collect();
+            let want = library.evaluate(&coord, Some(cell), &types, &[], &[], Derivatives::None).unwrap();
+            for (i, row) in atoms.iter().enumerate() {
+                for (got, want) in row[5..].iter().zip(&want.atom_output[i * width..]) {
+                    assert!((got - want).abs() < 1e-9, "{name}, step {step}, atom {i}: {got}, not {want}");
+                }
+            }
+            if said.contains("not run") {
+                let why = said.lines().find(|line| line.contains("not run"));
+                skip_part("tensors of LAMMPS on two ranks", why.unwrap());
+                continue;
+            }
+            for (a, b) in atoms.iter().zip(rows(&out.path().join(format!("ranks/tensors.{step}")), 5 + width))
+            {
+                assert!(a[5..].iter().zip(&b[5..]).all(|(a, b)| (a - b).abs() < 1e-8), "{a:?} and {b:?}");
+            }
+        }
     }
 }
 

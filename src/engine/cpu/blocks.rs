@@ -174,31 +174,63 @@ pub fn describe<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>
 /// dE/dA and dE/dd of every pair, from dE/dinput of the fitting nets.
 pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &Fitting<T>) {
     let model = batch.model;
-    let (map, n_types) = (Map::new(model, batch.inputs.fold), model.n_types());
+    let map = Map::new(model, batch.inputs.fold);
     let (stride, width) = (map.stride(), batch.inputs.width);
-    let blocks = &batch.layout.blocks;
-    buffers.virial.clear();
-    buffers.virial.resize(blocks.len(), [0.0; 9]);
-    let virial = Parts::new(&mut buffers.virial);
-    let de_d = buffers.de_d.each_mut().map(|x| Parts::new(x));
-    let (a, de_a, c_t, cut) = (&buffers.a, Parts::new(&mut buffers.de_a), &buffers.c_t, &buffers.cut);
-    let attention = &buffers.attention;
-    pool.run(blocks.len(), |b| {
-        let block = &blocks[b];
-        let frame = batch.frames.at(block.frame);
+    let mut de_a = std::mem::take(&mut buffers.de_a);
+    let parts = Parts::new(&mut de_a);
+    differentiate_pairs(pool, batch, buffers, |buffers, block| {
         // SAFETY: each block has its own rows.
-        let de_a = unsafe { de_a.part(block.row * stride, block.n * stride) };
+        let de_a = unsafe { parts.part(block.row * stride, block.n * stride) };
         let de_x = &fitting.de_input(model.fitting_net(block.center))[batch.place(block) * width..];
         for k in 0..block.n {
             let row = block.row + k;
-            let a = &a[row * stride..(row + 1) * stride];
+            let a = &buffers.a[row * stride..(row + 1) * stride];
             let de_a = &mut de_a[k * stride..(k + 1) * stride];
             map.adjoint(de_a, a, &de_x[k * width..(k + 1) * width][batch.inputs.range()]);
         }
+        de_a
+    });
+    buffers.de_a = de_a;
+}
+
+/// Derivatives by dd of every pair from those by A that [`adjoint`] has found, for a model that predicts no energy.
+pub fn differentiate_output<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>) {
+    if let Some(attention) = &mut buffers.attention {
+        attention.forget_energies();
+    }
+    let stride = batch.components() * batch.model.n_embed();
+    let dl_a = std::mem::take(&mut buffers.dl_a);
+    differentiate_pairs(pool, batch, buffers, |_, block| {
+        &dl_a[block.row * stride..(block.row + block.n) * stride]
+    });
+    buffers.dl_a = dl_a;
+}
+
+/// dE/dd of every pair and the virial of every block, from dE/dA `[n, C, M1]` of the atoms of a block, which `de_a` gives.
+fn differentiate_pairs<'a, T: Real>(
+    pool: &Pool,
+    batch: &Batch<T>,
+    buffers: &mut Buffers<T>,
+    de_a: impl Fn(&Buffers<T>, &Segment) -> &'a [T] + Sync,
+) {
+    let n_types = batch.model.n_types();
+    let stride = batch.components() * batch.model.n_embed();
+    let blocks = &batch.layout.blocks;
+    let (mut virials, mut de_d) = (std::mem::take(&mut buffers.virial), std::mem::take(&mut buffers.de_d));
+    virials.clear();
+    virials.resize(blocks.len(), [0.0; 9]);
+    let virial = Parts::new(&mut virials);
+    let parts = de_d.each_mut().map(|x| Parts::new(x));
+    let here = &*buffers;
+    let (c_t, cut, attention) = (&here.c_t, &here.cut, &here.attention);
+    pool.run(blocks.len(), |b| {
+        let block = &blocks[b];
+        let frame = batch.frames.at(block.frame);
+        let de_a = de_a(here, block);
         let offset = batch.layout.first_pair[block.frame];
         let pairs = batch.pairs(block);
         // SAFETY: the pairs of different atoms are different.
-        let mut de_d = de_d.each_ref().map(|x| unsafe { x.part(offset + pairs.start, pairs.len()) });
+        let mut de_d = parts.each_ref().map(|x| unsafe { x.part(offset + pairs.start, pairs.len()) });
         match batch.plan_of(block) {
             Some(plan) => cut.block(batch, b, plan).forces(&mut de_d, de_a, &c_t[batch.stack(block.center)]),
             None => {
@@ -227,6 +259,7 @@ pub fn differentiate<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffe
             }
         }
     });
+    (buffers.virial, buffers.de_d) = (virials, de_d);
 }
 
 /// Sums up energies, always in the same order; forces and virials become zero.

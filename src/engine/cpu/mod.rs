@@ -379,10 +379,84 @@ impl<T: Real> CpuEngine<T> {
         }
     }
 
+    /// Adds the derivatives by positions of one component of what is no energy, summed over the centres of a frame, after
+    /// [`Engine::evaluate`] of this frame alone: the signs are those of an energy, `force = -d/dx`.
+    ///
+    /// - force        out  `[n_atoms, 3]`
+    /// - virial       out  the sum of those of atoms
+    /// - atom_virial  out  `[n_atoms, 9]`, or nothing; see [`CpuEngine::atom_virial_add`]
+    pub fn component_add(
+        &mut self,
+        (force, virial, atom_virial): (&mut [f64], &mut [f64; 9], &mut [f64]),
+        params: &[f64],
+        frame: &CpuFrames<T>,
+        component: usize,
+    ) {
+        assert!(!self.model.is_energy(), "an energy has its forces already");
+        let (width, n_atoms) = (self.model.output.width, frame.parts[0].n_atoms);
+        let mut seeds = Seeds {
+            dl_output: vec![0.0; width],
+            dl_atom_output: vec![0.0; n_atoms * width],
+            ..Seeds::default()
+        };
+        seeds.dl_output[component] = 1.0;
+        let batch = [frame];
+        self.output_pass(params, &batch, &seeds);
+        let mut out =
+            Prediction { force: vec![0.0; 3 * n_atoms], virial: vec![[0.0; 9]], ..Prediction::default() };
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            let (batch, buffers, _) = part.batch(params, FramesOfPart::new(&batch, k));
+            blocks::differentiate_output(&self.pool, &batch, buffers);
+            blocks::forces_add(&self.pool, &mut out, &batch, buffers);
+        }
+        force.iter_mut().zip(&out.force).for_each(|(sum, x)| *sum += x);
+        // That of an energy is symmetric; here the order matters.
+        virial.iter_mut().enumerate().for_each(|(n, sum)| *sum += out.virial[0][n % 3 * 3 + n / 3]);
+        if !atom_virial.is_empty() {
+            self.atom_virial_add(atom_virial, frame);
+        }
+    }
+
+    /// The last hidden layer of the fitting net of each atom `[n_atoms, width]`, after [`Engine::evaluate`] of this frame alone; zeros for
+    /// others than the atoms of the model.
+    pub fn last_hidden(&self, out: &mut [f64], frame: &CpuFrames<T>) {
+        out.fill(0.0);
+        let (first, layout) = (&frame.parts[0], &self.parts[0].layout);
+        let width = self.model.fitting[0].layers.last().map_or(0, |layer| layer.n_in);
+        for s in &layout.segments {
+            let net = self.model.fitting_net(s.center);
+            let rows = self.fitting.last_hidden(net, s.row - layout.group_rows[net], s.n);
+            for (k, row) in rows.chunks_exact(width).enumerate() {
+                let atom = first.order[s.local + k] as usize;
+                let to = &mut out[atom * width..(atom + 1) * width];
+                to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_f64());
+            }
+        }
+    }
+
+    /// The reverse pass of a model that predicts no energy down to derivatives by A, without the gradient of any net.
+    fn output_pass(&mut self, params: &[f64], batch: &[&CpuFrames<T>], seeds: &Seeds) {
+        self.seed_outputs(params, batch, seeds);
+        self.fitting.backward(&self.pool, T::viewed(params, &self.weights));
+        for (k, part) in self.parts.iter_mut().enumerate() {
+            let (batch, buffers, _) = part.batch(params, FramesOfPart::new(batch, k));
+            blocks::adjoint(&self.pool, &batch, buffers, &self.fitting);
+        }
+    }
+
+    /// The last hidden layer's derivatives by way of what is no energy.
+    fn seed_outputs(&mut self, params: &[f64], batch: &[&CpuFrames<T>], seeds: &Seeds) {
+        let (first, buffers, _) = self.parts[0].batch(params, FramesOfPart::new(batch, 0));
+        outputs::put_seeds(&mut self.fitting, &first, buffers, seeds);
+        if self.model.output.made.is_turned() {
+            turned::adjoint(&self.pool, &first, buffers, &mut self.fitting);
+        }
+        self.fitting.output_adjoint(&self.pool, T::viewed(params, &self.weights));
+    }
+
     /// The second pass without the gradient of the fitting nets.
     fn second_pass(&mut self, grad: &mut [f64], params: &[f64], batch: &[&CpuFrames<T>], seeds: &Seeds) {
         self.laps.start();
-        let weights = T::viewed(params, &self.weights);
         let frames = |part| FramesOfPart::new(batch, part);
         if self.model.is_energy() {
             for (k, part) in self.parts.iter_mut().enumerate() {
@@ -392,17 +466,13 @@ impl<T: Real> CpuEngine<T> {
             self.laps.lap(Stage::Tangent);
             let (first, ..) = self.parts[0].batch(params, frames(0));
             first.energy_seeds(&mut self.dl_e, seeds);
+            let weights = T::viewed(params, &self.weights);
             self.fitting.tangent(&self.pool, weights, &by_net(&self.model, &self.dl_e));
         } else {
-            let (first, buffers, _) = self.parts[0].batch(params, frames(0));
-            outputs::put_seeds(&mut self.fitting, &first, buffers, seeds);
-            if self.model.output.made.is_turned() {
-                turned::adjoint(&self.pool, &first, buffers, &mut self.fitting);
-            }
-            self.fitting.output_adjoint(&self.pool, weights);
+            self.seed_outputs(params, batch, seeds);
         }
         self.laps.lap(Stage::FittingTangent);
-        self.fitting.backward(&self.pool, weights);
+        self.fitting.backward(&self.pool, T::viewed(params, &self.weights));
         self.laps.lap(Stage::FittingReverse);
         for (k, part) in self.parts.iter_mut().enumerate() {
             let (batch, buffers, _) = part.batch(params, frames(k));

@@ -1,6 +1,7 @@
 //! The CPU engine against the reference.
 
 use super::*;
+use crate::data::Frame;
 use crate::engine::Piece;
 use crate::engine::blocks::InBlocks;
 use crate::engine::reference::ReferenceEngine;
@@ -171,6 +172,70 @@ fn other_outputs_agree_with_the_reference_for_every_number_of_threads() {
             run(&mut CpuEngine::<f64>::new(model.clone(), threads, SERIES).unwrap(), &params, &frames)
         };
         assert!(of(1) == of(3), "the same bits");
+    }
+}
+
+/// Force and virial of each component of what a frame has, from slopes of the reference.
+fn slopes(model: &Arc<Dp>, params: &[f64], frame: &Frame) -> Vec<(Vec<f64>, [f64; 9])> {
+    let mut reference = ReferenceEngine::new(model.clone());
+    let prepare = reference.preparer();
+    let mut output = |change: &dyn Fn(&mut Frame)| {
+        let mut frame = frame.clone();
+        change(&mut frame);
+        let (prepared, mut out) = (prepare(&frame).unwrap(), Prediction::default());
+        reference.evaluate(&mut out, params, &[&prepared]);
+        out.output
+    };
+    let h = 1e-5;
+    let mut slope = |change: &dyn Fn(&mut Frame, f64)| -> Vec<f64> {
+        let (high, low) = (output(&|frame| change(frame, h)), output(&|frame| change(frame, -h)));
+        high.iter().zip(low).map(|(high, low)| (high - low) / (2.0 * h)).collect()
+    };
+    let by_coord: Vec<_> = (0..frame.coord.len()).map(|k| slope(&|frame, h| frame.coord[k] += h)).collect();
+    let strain = |k: usize, l: usize| {
+        move |frame: &mut Frame, h: f64| {
+            let cell = frame.cell.as_mut().unwrap();
+            for row in frame.coord.chunks_exact_mut(3).chain(cell.chunks_exact_mut(3)) {
+                row[l] += h * row[k];
+            }
+        }
+    };
+    let by_strain: Vec<_> = (0..9).map(|n| slope(&strain(n / 3, n % 3))).collect();
+    let of_component = |c: usize| {
+        let force = by_coord.iter().map(|slopes| -slopes[c]).collect();
+        // What a pair brings is -dE/dd (x) d.
+        (force, std::array::from_fn(|n| -by_strain[n % 3 * 3 + n / 3][c]))
+    };
+    (0..model.output.width).map(of_component).collect()
+}
+
+#[test]
+fn derivatives_of_other_outputs_are_the_slopes_of_the_reference() {
+    let attention = attention().into_iter().map(Descriptors::from);
+    for descriptor in attention.chain([options().into()]) {
+        for kind in turned_outputs().into_iter().chain(other_outputs()).step_by(2) {
+            let model = model_with(descriptor.clone(), |fitting| fitting.kind = kind.clone());
+            let (params, frame) = (model.random_params(9), frame(11, 1));
+            let want = slopes(&model, &params, &frame);
+            let modes = [(SERIES, 2), (EmbeddingMode::Direct, 1)];
+            for (mode, threads) in modes {
+                let mut engine = CpuEngine::<f64>::new(model.clone(), threads, mode).unwrap();
+                let (prepared, mut out) = (engine.preparer()(&frame).unwrap(), Prediction::default());
+                engine.evaluate(&mut out, &params, &[&prepared]);
+                for (c, (force, virial)) in want.iter().enumerate() {
+                    let (mut f, mut v, mut of_atoms) = (vec![0.0; 33], [0.0; 9], vec![0.0; 99]);
+                    engine.component_add((&mut f, &mut v, &mut of_atoms), &params, &prepared, c);
+                    let sums: Vec<f64> =
+                        (0..9).map(|k| of_atoms.iter().skip(k).step_by(9).sum::<f64>()).collect();
+                    let got = f.iter().copied().chain(v).chain(sums);
+                    let want = force.iter().chain(virial).chain(virial);
+                    for (k, (got, want)) in got.zip(want).enumerate() {
+                        let close = (got - want).abs() < 2e-6 * (1.0 + want.abs());
+                        assert!(close, "{kind:?}, component {c}, number {k}: {got} instead of {want}");
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -24,9 +24,9 @@ typedef struct DP_DeepPot DP_DeepPot;                         /* a model */
 typedef struct DP_DeepPotModelDevi DP_DeepPotModelDevi;       /* several models */
 typedef struct DP_DeepBaseModel DP_DeepBaseModel;             /* a DP_DeepPot, cast */
 typedef struct DP_DeepBaseModelDevi DP_DeepBaseModelDevi;     /* a DP_DeepPotModelDevi, cast */
+typedef struct DP_DeepTensor DP_DeepTensor;                   /* a model of dipoles or polarizabilities */
 typedef struct DP_DeepSpin DP_DeepSpin;                       /* always refused, as all that follow */
 typedef struct DP_DeepSpinModelDevi DP_DeepSpinModelDevi;
-typedef struct DP_DeepTensor DP_DeepTensor;
 typedef struct DP_DipoleChargeModifier DP_DipoleChargeModifier;
 
 /* A full neighbour list: every pair from both sides. The k-th of inum local atoms is ilist[k], its numneigh[k] neighbours are firstneigh[k],
@@ -42,7 +42,7 @@ const char*DP_NlistCheckOK(DP_Nlist* nl);
 void DP_DeleteNlist(DP_Nlist* nl);
 
 /* A model: a file .dp or .yaml, or a checkpoint, or the content of a file whose name says the format. It computes with
- * OMP_NUM_THREADS threads; without that the ranks of a host share its cores. gpu_rank has no effect yet. */
+ * OMP_NUM_THREADS threads; without that the ranks of a host share its cores. gpu_rank chooses one of several GPUs. */
 DP_DeepPot*DP_NewDeepPot(const char* model);
 DP_DeepPot*DP_NewDeepPotWithParam2(const char* model, int gpu_rank, const char* content, int size);
 const char*DP_DeepPotCheckOK(DP_DeepPot* dp);
@@ -114,7 +114,32 @@ void DP_SelectByType(int natoms, const int* atype, int nghost, int nsel_type, co
     int* nreal, int* bkw_map, int* nghost_real);
 void DP_SelectMapInt(const int* in, const int* fwd_map, int stride, int nall1, int nall2, int* out);
 
-/* Not there: spin models, tensors, the dipole modifier. Those that make an object give one whose ..CheckOK says so. */
+/* ---- Models of dipoles (dim 3) and polarizabilities (dim 9). Tensors of atoms are those of selected types alone, of atoms that are no
+ * ghosts, in their order: size numbers, which the caller frees by free. global_tensor [dim] is their sum; force [dim, natoms, 3], virial
+ * [dim, 9] and atomic_virial [dim, natoms, 9] are the derivatives of each of its components, with the signs of an energy's. The list of
+ * selected types is there as long as the model is. */
+
+DP_DeepTensor* DP_NewDeepTensor(const char* model);
+DP_DeepTensor* DP_NewDeepTensorWithParam(const char* model, int gpu_rank, const char* name_scope);
+const char* DP_DeepTensorCheckOK(DP_DeepTensor* dt);
+void DP_DeleteDeepTensor(DP_DeepTensor* dt);
+void DP_DeepTensorComputeTensor(DP_DeepTensor* dt, int natoms, const double* coord, const int* atype, const double* cell,
+    double** tensor, int* size);
+void DP_DeepTensorComputeTensorNList(DP_DeepTensor* dt, int natoms, const double* coord, const int* atype,
+    const double* cell, int nghost, const DP_Nlist* nlist, double** tensor, int* size);
+void DP_DeepTensorCompute(DP_DeepTensor* dt, int natoms, const double* coord, const int* atype, const double* cell,
+    double* global_tensor, double* force, double* virial, double** atomic_tensor, double* atomic_virial, int* size);
+void DP_DeepTensorComputeNList(DP_DeepTensor* dt, int natoms, const double* coord, const int* atype,
+    const double* cell, int nghost, const DP_Nlist* nlist, double* global_tensor, double* force, double* virial,
+    double** atomic_tensor, double* atomic_virial, int* size);
+double DP_DeepTensorGetCutoff(DP_DeepTensor* dt);
+int DP_DeepTensorGetNumbTypes(DP_DeepTensor* dt);
+int DP_DeepTensorGetOutputDim(DP_DeepTensor* dt);
+int DP_DeepTensorGetNumbSelTypes(DP_DeepTensor* dt);
+int* DP_DeepTensorGetSelTypes(DP_DeepTensor* dt);
+const char* DP_DeepTensorGetTypeMap(DP_DeepTensor* dt);
+
+/* Not there: spin models, the dipole modifier. Those that make an object give one whose ..CheckOK says so. */
 DP_DeepSpin*DP_NewDeepSpinWithParam2(const char* model, int gpu_rank, const char* content, int size);
 const char*DP_DeepSpinCheckOK(DP_DeepSpin* dp);
 void DP_DeleteDeepSpin(DP_DeepSpin* dp);
@@ -151,18 +176,6 @@ int DP_DeepSpinModelDeviGetDimChgSpin(DP_DeepSpinModelDevi* dp);
 bool DP_DeepSpinModelDeviHasDefaultFParam(DP_DeepSpinModelDevi* dp);
 bool DP_DeepSpinModelDeviIsAParamNAll(DP_DeepSpinModelDevi* dp);
 void DP_DeepSpinModelDeviSetChargeSpin(DP_DeepSpinModelDevi* dp, const double* charge_spin, int size);
-DP_DeepTensor*DP_NewDeepTensorWithParam(const char* model, int gpu_rank, const char* name_scope);
-const char*DP_DeepTensorCheckOK(DP_DeepTensor* dt);
-void DP_DeleteDeepTensor(DP_DeepTensor* dt);
-void DP_DeepTensorComputeTensorNList(DP_DeepTensor* dt, int natoms, const double* coord, const int* atype,
-    const double* cell, int nghost, const DP_Nlist* nlist, double** tensor, int* size);
-void DP_DeepTensorComputeNList(DP_DeepTensor* dt, int natoms, const double* coord, const int* atype,
-    const double* cell, int nghost, const DP_Nlist* nlist, double* global_tensor, double* force, double* virial,
-    double** atomic_tensor, double* atomic_virial, int* size);
-int DP_DeepTensorGetNumbSelTypes(DP_DeepTensor* dt);
-int DP_DeepTensorGetOutputDim(DP_DeepTensor* dt);
-int*DP_DeepTensorGetSelTypes(DP_DeepTensor* dt);
-const char*DP_DeepTensorGetTypeMap(DP_DeepTensor* dt);
 DP_DipoleChargeModifier*DP_NewDipoleChargeModifierWithParam(const char* model, int gpu_rank, const char* name_scope);
 const char*DP_DipoleChargeModifierCheckOK(DP_DipoleChargeModifier* dcm);
 void DP_DeleteDipoleChargeModifier(DP_DipoleChargeModifier* dcm);

@@ -122,6 +122,13 @@ impl<T: Real> Attention<T> {
         self.kept.truncate(n_kept);
     }
 
+    /// What comes next has other derivatives by A than what was kept.
+    pub fn forget_energies(&mut self) {
+        for kept in &mut self.kept {
+            kept.get_mut().unwrap_or_else(|e| e.into_inner()).passed.energy = false;
+        }
+    }
+
     /// An atom that is row `row` of the batch.
     fn with_state<R>(&self, row: usize, work: impl FnOnce(&mut State<T>) -> R) -> R {
         let taken = locked(&self.free).pop();

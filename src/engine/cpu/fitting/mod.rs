@@ -157,6 +157,14 @@ impl<T: Real> Fitting<T> {
         unsafe { self.groups[c].outputs.read(0, self.groups[c].n) }
     }
 
+    /// The last hidden layer of some atoms of group `c` after [`Fitting::forward`], `[n, width]`.
+    pub fn last_hidden(&self, c: usize, first: usize, n: usize) -> &[T] {
+        let last = self.n_hidden();
+        let width = self.width(&self.nets[c].layers[last], last);
+        // SAFETY: as above.
+        unsafe { self.groups[c].layers[last].x.read(first * width, n * width) }
+    }
+
     /// dE/dinput of group `c` after [`Fitting::backward_input`].
     pub fn de_input(&self, c: usize) -> &[T] {
         // SAFETY: as above.

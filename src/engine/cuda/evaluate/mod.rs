@@ -21,7 +21,7 @@ use crate::engine::reference::env;
 use crate::gpu::{Buffer, Device, Graph, Launch, Real};
 use crate::model::dp::Dp;
 use crate::neighbor::Domain;
-use crate::{Result, bail, err};
+use crate::{Result, bail};
 use chunk::{Chunk, Net, Work};
 use fold::Fold;
 use listing::Listing;
@@ -87,25 +87,26 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// The series reaches down to `min_distance`, A.
-    pub fn new(device: &Arc<Device>, model: &Arc<Dp>, params: &[f64], min_distance: f64) -> Result<Self> {
-        if model.n_extra() > 0 && (0..model.n_types()).any(|t| model.removes_vacuum(t)) {
-            bail!(
-                "the fitting net has frame or atom parameters and takes off energies of isolated atoms (atom_ener): \
-                 the GPU evaluates either, not both"
-            );
-        }
+    /// Whether it knows what this model has beside one descriptor with a series.
+    pub fn takes(model: &Dp) -> bool {
+        let takes_off_energies = (0..model.n_types()).any(|t| model.removes_vacuum(t));
+        model.options.pair_exclude_types.is_empty() && !(model.n_extra() > 0 && takes_off_energies)
+    }
+
+    /// For a model that it [takes](Evaluator::takes). The series reaches down to `min_distance`, A; `None` where no series describes the
+    /// embedding nets.
+    pub fn new(
+        device: &Arc<Device>,
+        model: &Arc<Dp>,
+        params: &[f64],
+        min_distance: f64,
+    ) -> Result<Option<Self>> {
         let mut core = Core::new(device, model, min_distance, 1, Terms { loss: None, virial: true })?;
         core.set_params(params)?;
         core.adapt_if_needed(params)?;
-        let Some(plan) = core.plan() else {
-            return Err(err!(
-                "no series describes the embedding nets: the GPU evaluates those of smooth activations"
-            )
-            .help("use the CPU"));
-        };
+        let Some(plan) = core.plan() else { return Ok(None) };
         EVALUATION.iter().for_each(|kernel| device.foresee(kernel));
-        Ok(Evaluator {
+        Ok(Some(Evaluator {
             fold: Fold::new(&core.network, params)?,
             tables: Tables::new(device, model, params)?,
             series: SeriesTables::new(device, model, plan)?,
@@ -121,7 +122,7 @@ impl Evaluator {
             measures: false,
             times: Times::default(),
             core,
-        })
+        }))
     }
 
     /// Works on at most so many rows at a time.

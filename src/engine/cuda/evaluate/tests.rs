@@ -68,7 +68,7 @@ struct Case {
 impl Case {
     fn new(numbers: Numbers, model: Arc<Dp>, params: Vec<f64>, min_distance: f64) -> Option<Case> {
         let device = device(numbers, model.descriptor().form())?;
-        let evaluator = Evaluator::new(&device, &model, &params, min_distance).unwrap();
+        let evaluator = Evaluator::new(&device, &model, &params, min_distance).unwrap().expect("a series");
         Some(Case { model, params, evaluator })
     }
 

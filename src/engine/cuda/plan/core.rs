@@ -374,6 +374,11 @@ impl PlanCore {
         self.model.options.short_range.as_ref().map(|_| self.common.parts.len() as i32)
     }
 
+    /// Descriptors, and a table of pair energies where there is one.
+    pub(super) fn n_parts(&self) -> i32 {
+        self.table().map_or(self.common.parts.len() as i32, |table| table + 1)
+    }
+
     /// The way there alone, where no energy is predicted.
     fn there(&self, shape: &Shape, c: &ChunkOnDevice) -> Result<()> {
         self.calls(shape, c, &c.forward, 1, When::First)?;
@@ -412,7 +417,7 @@ impl PlanCore {
         }
         let (b, class) = (shape.batch, &shape.class);
         let entries = Ptr::at(shape.chunks[0].chunk.entries);
-        let n_parts = self.table().map_or(self.common.parts.len() as i32, |table| table + 1);
+        let n_parts = self.n_parts();
         let n_types = self.model.n_types() as i32;
         let warps = Launch::new(class.places.div_ceil(8), 256);
         // SAFETY: see the module of this engine; the shape is kept.

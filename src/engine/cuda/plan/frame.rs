@@ -2,7 +2,7 @@
 
 use super::graph::Lists;
 use crate::Result;
-use crate::data::Frame;
+use crate::data::{Frame, Labels};
 use crate::engine::blend::Blend;
 use crate::engine::cpu::frame::{CpuFrame, CpuFrames};
 use crate::engine::cuda::frame::labels_of;
@@ -246,13 +246,55 @@ impl PlanFrame {
     /// Lists neighbours, sorts and packs; one of `parts` for each descriptor.
     pub fn new(parts: &[Arc<Dp>], lists: &Lists, frame: &Frame, numbers: Numbers) -> Result<Self> {
         let frames = CpuFrames::<f64>::prepare(parts, frame)?;
-        let (n_types, first) = (parts[0].n_types(), &frames.parts[0]);
-        let n = first.n_rows();
-        let has_table = parts[0].options.short_range.is_some();
-        let mut head = vec![0u32; HEAD * (1 + parts.len() + usize::from(has_table))];
+        Ok(Self::pack(parts, lists, &frames, &frame.labels, numbers))
+    }
+
+    /// Packs rows that are sorted already, without labels.
+    pub fn of_rows(parts: &[Arc<Dp>], lists: &Lists, frames: &CpuFrames<f64>, numbers: Numbers) -> Self {
+        Self::pack(parts, lists, frames, &Labels::default(), numbers)
+    }
+
+    /// Leaves atoms away that are neither centres nor anybody's neighbours; returns what those that remain were before.
+    pub fn number_anew(frames: &mut CpuFrames<f64>) -> Vec<u32> {
+        let CpuFrames { parts: frames, blend } = frames;
+        let mut number = vec![u32::MAX; frames[0].n_atoms];
+        let mut atoms = Vec::new();
+        let mut anew = |i: &mut u32| {
+            let number = &mut number[*i as usize];
+            if *number == u32::MAX {
+                *number = atoms.len() as u32;
+                atoms.push(*i);
+            }
+            *i = *number;
+        };
+        for frame in frames.iter_mut() {
+            frame.order.iter_mut().for_each(&mut anew);
+            frame.j.iter_mut().for_each(&mut anew);
+        }
+        blend.number_anew(|atom| {
+            let mut number = *atom as u32;
+            anew(&mut number);
+            *atom = number as usize;
+        });
+        frames.iter_mut().for_each(|frame| frame.n_atoms = atoms.len());
+        atoms
+    }
+
+    fn pack(
+        parts: &[Arc<Dp>],
+        lists: &Lists,
+        frames: &CpuFrames<f64>,
+        labels: &Labels,
+        numbers: Numbers,
+    ) -> Self {
+        let CpuFrames { parts: frames, blend } = frames;
+        let (n_types, first) = (parts[0].n_types(), &frames[0]);
+        let (n, n_atoms) = (first.n_rows(), first.n_atoms);
+        let blend = parts[0].options.short_range.is_some().then_some(blend);
+        let mut head = vec![0u32; HEAD * (1 + parts.len() + usize::from(blend.is_some()))];
         let mut packer = Packer { blob: vec![0; 4 * head.len()], numbers };
         let blocks: Vec<u32> = first.block.iter().map(|&k| k as u32).collect();
-        let mut center_of = vec![u32::MAX; frame.n_atoms()];
+        let mut center_of = vec![u32::MAX; n_atoms];
         first.order.iter().enumerate().for_each(|(k, &i)| center_of[i as usize] = k as u32);
 
         let mut rows: Vec<u32> = match lists.atom_groups {
@@ -260,7 +302,7 @@ impl PlanFrame {
             _ => blocks.windows(2).map(|ends| ends[1] - ends[0]).collect(),
         };
         let (mut neighbors, mut n_pairs) = (Vec::new(), 0);
-        for (k, (part, own)) in parts.iter().zip(&frames.parts).enumerate() {
+        for (k, (part, own)) in parts.iter().zip(frames).enumerate() {
             let of = &lists.parts[k];
             let pairs = Pairs::new(own, n_types, of.groups);
             rows.extend(pairs.sizes());
@@ -292,8 +334,8 @@ impl PlanFrame {
             n_pairs += words[0];
             neighbors.extend(pairs.neighbor);
         }
-        if has_table {
-            let table = Table::new(&parts[0], &frames.blend, &center_of, n_types * n);
+        if let Some(blend) = blend {
+            let table = Table::new(&parts[0], blend, &center_of, n_types * n);
             let words = [
                 table.neighbor.len() as u32,
                 n_pairs,
@@ -311,11 +353,11 @@ impl PlanFrame {
             n_pairs += table.neighbor.len() as u32;
             neighbors.extend(table.neighbor);
         }
-        let (reverse_start, reverse) = reversed(&neighbors, frame.n_atoms());
-        let (order, labels) = (packer.words(&first.order), &frame.labels);
+        let (reverse_start, reverse) = reversed(&neighbors, n_atoms);
+        let order = packer.words(&first.order);
         let words = [
             n as u32,
-            frame.n_atoms() as u32,
+            n_atoms as u32,
             packer.words(&blocks),
             order,
             packer.words(&center_of),
@@ -336,7 +378,7 @@ impl PlanFrame {
             virial: labels.virial.unwrap_or_default(),
             // In float32 as in loss/ener.rs, so that the digits agree.
             per_atom: f64::from(1.0 / n as f32),
-            n_atoms: frame.n_atoms() as u32,
+            n_atoms: n_atoms as u32,
             n_rows: n as u32,
             n_pairs,
             labels: labels_of(labels),
@@ -346,13 +388,13 @@ impl PlanFrame {
         let facts = Facts {
             labels: header.labels,
             header,
-            n_atoms: frame.n_atoms(),
+            n_atoms,
             n_centers: n,
             n_pairs: n_pairs as usize,
             rows,
             order: first.order.clone(),
         };
-        Ok(PlanFrame { blob: packer.blob, facts: Arc::new(facts) })
+        PlanFrame { blob: packer.blob, facts: Arc::new(facts) }
     }
 }
 

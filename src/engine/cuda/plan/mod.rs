@@ -25,6 +25,7 @@ pub mod frame;
 pub mod outputs;
 pub mod shape;
 pub mod core;
+pub mod evaluate;
 #[cfg(test)]
 mod tests;
 

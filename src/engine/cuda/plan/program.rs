@@ -9,13 +9,14 @@ use crate::gpu::{Cuda, Device, Numbers, Program, Ptr};
 use crate::model::dp::options::Form;
 use std::sync::Arc;
 
-const OWN: [&str; 6] = [
+const OWN: [&str; 7] = [
     include_str!("kernels/numbers.cu"),
     include_str!("kernels/layers.cu"),
     include_str!("kernels/surroundings.cu"),
     include_str!("kernels/attend.cu"),
     include_str!("kernels/outputs.cu"),
     include_str!("kernels/blend.cu"),
+    include_str!("kernels/evaluate.cu"),
 ];
 
 /// In the order in which they need each other.
@@ -69,6 +70,7 @@ kernels! {
     ENERGIES = "plan_energies" (Batch, Chunk, Op);
     SEEDS = "plan_seeds" (Batch, Chunk, Op, i32);
     COLLECT = "plan_collect" (Batch, Ptr<Entry>, i32, i32);
+    ATOM_VIRIALS = "plan_atom_virials" (Batch, Ptr<Entry>, i32, Ptr<f64>);
     SEGMENTS = "plan_segments" (Chunk, Part, Op, i32);
     SOFTMAX = "plan_softmax" (Part, Op, i32);
     SOFTMAX_BACK = "plan_softmax_back" (Part, Op, i32);

@@ -1,9 +1,13 @@
 //! The operations on a GPU against the reference; skipped by name where there is no GPU.
 
+use super::evaluate::PlanEvaluator;
 use super::*;
 use crate::config::check::check;
 use crate::config::{Section, registry};
 use crate::data::{Frame, Labels};
+use crate::engine::Evaluation;
+use crate::engine::cpu::frame::CpuFrames;
+use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
     angles, attention, blended, compare_results, deviation, distances, frame, hybrid, model, model_with,
@@ -12,7 +16,9 @@ use crate::engine::reference::tests::{
 use crate::gpu::{Cuda, Numbers};
 use crate::loss::{LOSS, LOSSES, LossChoice, OutputLoss};
 use crate::model::activation::Activation;
+use crate::model::dp::geometry::{Geometry, list_of};
 use crate::model::dp::options::{DescriptorOptions, Descriptors, FittingKind};
+use crate::neighbor::Images;
 use serde_json::{Value, json};
 
 fn device(numbers: Numbers) -> Option<Arc<Device>> {
@@ -292,4 +298,99 @@ fn losses_of_properties_are_those_of_the_host() {
             compare_loss(&section, &without_type(&model), false);
         }
     }
+}
+
+/// What the CPU engine says of a configuration.
+fn on_cpu(model: &Arc<Dp>, params: &[f64], geometries: &[Geometry]) -> Evaluation {
+    let mut engine = CpuEngine::<f64>::new(model.clone(), 1, EmbeddingMode::Direct).unwrap();
+    let (models, n) = (engine.models().clone(), geometries[0].n_atoms());
+    let prepared = CpuFrames::of_centers(&models, geometries, 0..n).unwrap();
+    let mut found = Prediction::default();
+    engine.evaluate(&mut found, params, &[&prepared]);
+    let mut atom_virial = vec![0.0; 9 * n];
+    engine.atom_virial_add(&mut atom_virial, &prepared);
+    let (energy, virial) = (found.energy[0], found.virial[0]);
+    Evaluation { energy, virial, atom_energy: found.atom_energy, force: found.force, atom_virial }
+}
+
+/// Compares single configurations: a frame with its own list, and as a domain with ghosts; `centers` at a time.
+fn compare_single(numbers: Numbers, model: &Arc<Dp>, centers: usize, tolerance: f64) {
+    let Some(device) = device(numbers) else { return };
+    let (params, parts) = (model.random_params(9), model.parts());
+    let mut evaluator = PlanEvaluator::new(&device, model, &params).unwrap().with_centers(centers);
+    for frame in [frame(23, 1), frame(9, 4)] {
+        let list = list_of(model, &frame).unwrap();
+        let own = |part: &Arc<Dp>| {
+            let mut geometry = Geometry::default();
+            geometry.fill_from(part, &frame, &list).unwrap();
+            geometry
+        };
+        let images = Images::new(&frame, model.listed.rcut + 0.7, model.n_types()).unwrap();
+        let lists = images.lists();
+        let domain = images.domain(&lists);
+        let listed =
+            |part: &Arc<Dp>| Geometry::of_domain(part, &domain, &frame.fparam, &frame.aparam).unwrap();
+        let own: Vec<Geometry> = parts.iter().map(own).collect();
+        let listed: Vec<Geometry> = parts.iter().map(listed).collect();
+        for geometries in [&own, &listed] {
+            let want = on_cpu(model, &params, geometries);
+            let got = evaluator.evaluate(geometries, true).unwrap();
+            for (name, got, want) in [
+                ("energy", &[got.energy][..], &[want.energy][..]),
+                ("atom energy", &got.atom_energy, &want.atom_energy),
+                ("force", &got.force, &want.force),
+                ("virial", &got.virial, &want.virial),
+                ("atom virial", &got.atom_virial, &want.atom_virial),
+            ] {
+                assert_eq!(got.len(), want.len(), "{name}");
+                let worst = deviation(got, want);
+                assert!(worst < tolerance, "{name}: worst relative deviation {worst:e}");
+            }
+            for run in 0..2 {
+                assert_eq!(evaluator.evaluate(geometries, true).unwrap(), got, "run {run} has the same bits");
+            }
+            let fewer = evaluator.evaluate(geometries, false).unwrap();
+            assert_eq!(fewer, Evaluation { atom_virial: vec![], ..got }, "without virials of atoms");
+        }
+    }
+}
+
+#[test]
+fn single_configurations_agree_with_the_cpu_in_one_piece_and_in_several() {
+    let mut models: Vec<_> = attention().into_iter().map(model).collect();
+    models.extend([model(angles()), model(hybrid()), model(options())]);
+    for model in models {
+        compare_single(Numbers::F64, &model, 2048, 1e-12);
+        compare_single(Numbers::F64, &model, 5, 1e-12);
+    }
+    compare_single(Numbers::F32, &model(attention().remove(0)), 2048, 3e-4);
+}
+
+#[test]
+fn single_configurations_with_a_table_of_pair_energies_agree_with_the_cpu() {
+    for model in blended() {
+        compare_single(Numbers::F64, &model, 2048, 1e-12);
+        compare_single(Numbers::F64, &model, 5, 1e-12);
+    }
+}
+
+#[test]
+fn single_configurations_with_atoms_and_pairs_that_are_left_out_agree_with_the_cpu() {
+    for descriptor in [attention().remove(0), angles(), distances()] {
+        let whole = model_with(descriptor, |fitting| fitting.atom_ener = vec![None, Some(-3.0)]);
+        let mut options = whole.options.clone();
+        options.atom_exclude_types = vec![1];
+        options.pair_exclude_types = vec![(0, 1)];
+        compare_single(Numbers::F64, &Arc::new(Dp::new(options, whole.stats.clone())), 7, 1e-12);
+    }
+}
+
+#[test]
+fn what_has_no_centres_has_no_energy() {
+    let Some(device) = device(Numbers::F64) else { return };
+    let model = model(angles());
+    let mut evaluator = PlanEvaluator::new(&device, &model, &model.random_params(9)).unwrap();
+    let virtual_atoms = Frame { types: vec![-1; 11].into(), ..frame(11, 1) };
+    let geometry = Geometry::new(&model, &virtual_atoms).unwrap();
+    assert_eq!(evaluator.evaluate(&[geometry], true).unwrap(), Evaluation::zeros(11, true));
 }
