@@ -1,8 +1,7 @@
 //! The loss of dipoles and polarizabilities, of frames and of atoms.
 
 use super::squares::Squares;
-use super::{Loss, LossChoice, LossOptions, LossValue, Term};
-use crate::config::registry::{Entry, Named};
+use super::{Entry, Loss, LossChoice, LossOptions, LossValue, Term};
 use crate::config::table::{Key, Kind};
 use crate::config::{Section, Variant};
 use crate::data::Frame;
@@ -14,10 +13,10 @@ use crate::model::dp::Dp;
 use crate::model::dp::options::{FittingKind, FittingOptions};
 
 /// The `tensor` loss on the list of losses.
-pub const TENSOR: Entry<LossChoice> = Entry {
-    named: Named::Type(Variant::of("tensor", KEYS, "Errors of dipoles or polarizabilities")),
-    resolve: |section| TensorLossOptions::resolve(section).map(LossChoice::new),
-};
+pub const TENSOR: Entry =
+    Entry::new(Variant::of("tensor", KEYS, "Errors of dipoles or polarizabilities"), |section| {
+        TensorLossOptions::resolve(section).map(LossChoice::new)
+    });
 
 const KEYS: &[Key] = &[
     Key::new("pref", Kind::NOT_NEGATIVE)

@@ -96,7 +96,7 @@ impl PlanEngine {
             core.energy_seeds(&shape)?;
             core.second_pass(&shape)?;
         }
-        core.grad.read(0, grad)
+        core.learned.grad.read(0, grad)
     }
 }
 
