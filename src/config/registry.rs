@@ -1,7 +1,7 @@
-//! Lists of what an input chooses among by name: optimisers, losses.
+//! Lists of what an input chooses among by name: descriptors, fitting nets, optimisers, losses.
 //!
-//! Whatever is on such a list brings its name, its keys and what makes options of them; the table of the section follows from
-//! the list.
+//! Whatever is on such a list brings its name, its keys and what else is known of it without its options, first of all what makes
+//! options of a section; the table of the section follows from the list.
 
 use super::section::Section;
 use super::table::{TAG, Table, Variant};
@@ -9,14 +9,17 @@ use crate::error::Result;
 
 /// One line of a list.
 pub struct Entry<T> {
-    pub named: Named,
-    /// Its options from the section with its keys, which has been checked.
-    pub resolve: fn(&Section) -> Result<T>,
+    named: Named,
+    /// Nothing of what DeePMD-kit has and we do not.
+    about: Option<T>,
 }
+
+/// What makes options of the section with its keys, which has been checked.
+pub type Resolve<T> = fn(&Section) -> Result<T>;
 
 /// The name and the keys.
 #[derive(Clone, Copy)]
-pub enum Named {
+enum Named {
     /// By the key `type` of the section, as `dp train` has it.
     Type(Variant),
     /// By a name elsewhere in the file, as `pinn train` has it, with a table for the object that holds the section.
@@ -24,12 +27,32 @@ pub enum Named {
 }
 
 impl<T> Entry<T> {
+    /// One that is chosen by `type`.
+    pub const fn new(variant: Variant, about: T) -> Entry<T> {
+        Entry { named: Named::Type(variant), about: Some(about) }
+    }
+
+    /// One that is named elsewhere.
+    pub const fn elsewhere(name: &'static str, table: &'static Table, about: T) -> Entry<T> {
+        Entry { named: Named::Elsewhere(name, table), about: Some(about) }
+    }
+
     /// One that DeePMD-kit has and we do not.
-    pub const fn not_yet(name: &'static str) -> Entry<T> {
-        Entry {
-            named: Named::Type(Variant::not_yet(name)),
-            resolve: |_| unreachable!("the check of the input refuses it"),
+    pub const fn not_yet(variant: Variant) -> Entry<T> {
+        Entry { named: Named::Type(variant), about: None }
+    }
+
+    /// Its first name.
+    pub const fn name(&self) -> &'static str {
+        match &self.named {
+            Named::Type(variant) => variant.name,
+            Named::Elsewhere(name, _) => name,
         }
+    }
+
+    /// What is known of it.
+    pub const fn about(&self) -> &T {
+        self.about.as_ref().expect("the check of the input refuses what is not supported")
     }
 }
 
@@ -57,19 +80,27 @@ pub const fn types<T, const N: usize>(list: &[Entry<T>]) -> [Variant; N] {
     out
 }
 
-/// The options of a checked section that says its `type`.
-pub fn resolve<T>(list: &[Entry<T>], section: &Section) -> Result<T> {
-    let name = section.text(TAG);
+/// What is known of the one of this `type`, which may be an alias, where we have it.
+pub fn find<'a, T>(list: &'a [Entry<T>], name: &str) -> Option<&'a T> {
     let is_meant =
         |entry: &&Entry<T>| matches!(&entry.named, Named::Type(variant) if variant.is_called(name));
-    let entry = list.iter().find(is_meant).expect("the check of the input knows every type");
-    (entry.resolve)(section)
+    list.iter().find(is_meant)?.about.as_ref()
 }
 
-/// What is named elsewhere, in capitals or not: its table, and what makes options of its section.
-pub fn find_elsewhere<'a, T>(list: &'a [Entry<T>], name: &str) -> Option<(&'static Table, &'a Entry<T>)> {
+/// What is known of the one that a checked section chooses by its `type`.
+pub fn chosen<'a, T>(list: &'a [Entry<T>], section: &Section) -> &'a T {
+    find(list, section.text(TAG)).expect("the check of the input knows every type")
+}
+
+/// The options of a checked section that says its `type`.
+pub fn resolve<T>(list: &[Entry<Resolve<T>>], section: &Section) -> Result<T> {
+    chosen(list, section)(section)
+}
+
+/// What is named elsewhere, in capitals or not: its table, and what is known of it.
+pub fn find_elsewhere<'a, T>(list: &'a [Entry<T>], name: &str) -> Option<(&'static Table, &'a T)> {
     list.iter().find_map(|entry| match entry.named {
-        Named::Elsewhere(known, table) if known.eq_ignore_ascii_case(name) => Some((table, entry)),
+        Named::Elsewhere(known, table) if known.eq_ignore_ascii_case(name) => Some((table, entry.about())),
         _ => None,
     })
 }
@@ -81,3 +112,57 @@ pub fn names_elsewhere<T>(list: &[Entry<T>]) -> impl Iterator<Item = &'static st
         Named::Type(_) => None,
     })
 }
+
+/// Declares a list of modules, with an enum of their options: for choices whose options others look into.
+///
+/// `Name in module` is a module with an `ENTRY` and a type `Name` of its own options. The options as a whole have the enum as their `kind`.
+macro_rules! listed {
+    (
+        $(#[$of_kind:meta])* enum $kind:ident of $options:ty;
+        $(#[$of_list:meta])* list $list:ident of $about:ty { $($name:ident in $module:ident,)* }
+        not yet { $($not_yet:expr,)* }
+    ) => {
+        $(mod $module;
+        pub use $module::$name;
+
+        impl $name {
+            /// Its own options among these, which are known to be of it.
+            pub fn of(options: &$options) -> &$name {
+                match &options.kind {
+                    $kind::$name(own) => own,
+                    _ => unreachable!("an entry is asked about its own options"),
+                }
+            }
+        })*
+
+        $(#[$of_kind])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum $kind {
+            $($name($name),)*
+        }
+
+        impl $kind {
+            /// Its line of the list.
+            fn entry(&self) -> &'static $crate::config::registry::Entry<$about> {
+                match self {
+                    $($kind::$name(_) => &$module::ENTRY,)*
+                }
+            }
+
+            /// What is known of it.
+            pub fn about(&self) -> &'static $about {
+                self.entry().about()
+            }
+
+            /// What an input calls it.
+            pub fn name(&self) -> &'static str {
+                self.entry().name()
+            }
+        }
+
+        $(#[$of_list])*
+        pub static $list: &[$crate::config::registry::Entry<$about>] =
+            &[$($module::ENTRY,)* $($crate::config::registry::Entry::not_yet($not_yet),)*];
+    };
+}
+pub(crate) use listed;

@@ -1,4 +1,5 @@
-//! What a table of pair energies brings to a frame. It knows no parameters, so it is made once, with the neighbours.
+//! What a table of pair energies brings to a frame. It knows no parameters, so it is made once, with the neighbours. The fitting nets take
+//! the share of each atom in place of 1 as dE/denergy.
 //!
 //! With the energy e of the net, the weight w and the energy t of the table:
 //! - `E = (1 - w) e + w t`

@@ -233,7 +233,7 @@ fn hash(se: &DescriptorOptions, n_types: usize) -> String {
     let text = format!(
         "{{\"type\": \"{}\", \"ntypes\": {n_types}, \"rcut\": {}, \"rcut_smth\": {}, \"nsel\": {}, \
          \"sel\": [{}], \"mixed_types\": {}}}",
-        se.kind.entry().statistics,
+        se.kind.about().statistics,
         two(se.rcut),
         two(se.rcut_smth),
         se.fixed_sel().iter().sum::<usize>(),

@@ -1,4 +1,11 @@
 //! Frames in, energies, forces and virials out: in batches, on all cores, in bounded memory.
+//!
+//! A configuration becomes a `Geometry`, from its own neighbour list or from that of an MD program (`neighbor/domain.rs`: local atoms first,
+//! then ghosts, which are neighbours and no centres); 2048 centres after another become a `CpuFrame`, and the engine, whose series and weights
+//! are made once (`CpuEngine::freeze`), runs its first pass on them. The tables of a compressed model (`model/dp/table.rs`) take the place of
+//! the nets on the direct path. On a GPU it is `engine/cuda/evaluate/`, where a configuration is a domain too (`neighbor/images.rs`). A frame
+//! of more atoms than are evaluated at once is the sum of blocks that follow from its number of atoms alone ([`Cut::steady`]), whoever
+//! evaluates them.
 
 mod outputs; // what is not an energy
 

@@ -2,8 +2,7 @@
 
 use super::options::{Prefactor, prefactor};
 use super::squares::Squares;
-use super::{Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
-use crate::config::registry::{Entry, Named};
+use super::{Entry, Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
 use crate::config::table::{Key, Kind};
 use crate::config::{Section, Variant};
 use crate::data::Frame;
@@ -15,10 +14,10 @@ use crate::model::dp::Dp;
 use crate::model::dp::options::FittingOptions;
 
 /// The `dos` loss on the list of losses.
-pub const DOS: Entry<LossChoice> = Entry {
-    named: Named::Type(Variant::of("dos", KEYS, "Errors of a density of states and of its running sums")),
-    resolve: |section| DosLossOptions::resolve(section).map(LossChoice::new),
-};
+pub const DOS: Entry = Entry::new(
+    Variant::of("dos", KEYS, "Errors of a density of states and of its running sums"),
+    |section| DosLossOptions::resolve(section).map(LossChoice::new),
+);
 
 const fn pref(name: &'static str, default: &'static str, doc: &'static str) -> Key {
     Key::new(name, Kind::NOT_NEGATIVE).default(default).doc(doc)

@@ -2,9 +2,8 @@
 
 pub mod options; // the keys of the section
 
-use super::{ErrorSums, Loss, LossChoice, LossOptions, LossValue, Term};
+use super::{Entry, ErrorSums, Loss, LossChoice, LossOptions, LossValue, Term};
 use crate::config::Variant;
-use crate::config::registry::{Entry, Named};
 use crate::data::Frame;
 use crate::data::field::{Field, Wants};
 use crate::engine::{Prediction, Seeds};
@@ -13,12 +12,10 @@ use crate::model::dp::options::FittingOptions;
 use options::{EnerLossOptions, KEYS, LossFunction};
 
 /// The `ener` loss on the list of losses.
-pub const ENER: Entry<LossChoice> = Entry {
-    named: Named::Type(
-        Variant::of("ener", KEYS, "Errors of energy, force and virial").aliases(&["ener_hess"]),
-    ),
-    resolve: |section| EnerLossOptions::resolve(section).map(LossChoice::new),
-};
+pub const ENER: Entry = Entry::new(
+    Variant::of("ener", KEYS, "Errors of energy, force and virial").aliases(&["ener_hess"]),
+    |section| EnerLossOptions::resolve(section).map(LossChoice::new),
+);
 
 impl LossOptions for EnerLossOptions {
     fn fitting(&self) -> &'static [&'static str] {

@@ -17,7 +17,7 @@ mod output_tests;
 pub use ener::{EnerLoss, options};
 pub use value::{Cost, ErrorSums, LossValue, Term};
 
-use crate::config::registry::{self, Entry};
+use crate::config::registry::{self, Resolve};
 use crate::config::table::{Table, Variant, Variants};
 use crate::data::Frame;
 use crate::data::field::{Field, Wants};
@@ -31,13 +31,16 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+/// A line of [`LOSSES`].
+type Entry = registry::Entry<Resolve<LossChoice>>;
+
 /// Every loss that `loss.type` may name.
-pub static LOSSES: &[Entry<LossChoice>] = &[
+pub static LOSSES: &[Entry] = &[
     ener::ENER,
-    Entry::not_yet("ener_spin"),
-    Entry::not_yet("dens"),
+    Entry::not_yet(Variant::not_yet("ener_spin")),
+    Entry::not_yet(Variant::not_yet("dens")),
     dos::DOS,
-    Entry::not_yet("population"),
+    Entry::not_yet(Variant::not_yet("population")),
     property::PROPERTY,
     tensor::TENSOR,
 ];

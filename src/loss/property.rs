@@ -1,8 +1,7 @@
 //! The loss of properties of frames, in units of the deviation of the labels.
 
-use super::{Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
+use super::{Entry, Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
 use crate::config::check::did_you_mean;
-use crate::config::registry::{Entry, Named};
 use crate::config::table::{Key, Kind};
 use crate::config::{Section, Variant};
 use crate::data::Frame;
@@ -14,10 +13,10 @@ use crate::model::dp::Dp;
 use crate::model::dp::options::FittingOptions;
 
 /// The `property` loss on the list of losses.
-pub const PROPERTY: Entry<LossChoice> = Entry {
-    named: Named::Type(Variant::of("property", KEYS, "Errors of properties of frames")),
-    resolve: |section| PropertyLossOptions::resolve(section).map(LossChoice::new),
-};
+pub const PROPERTY: Entry =
+    Entry::new(Variant::of("property", KEYS, "Errors of properties of frames"), |section| {
+        PropertyLossOptions::resolve(section).map(LossChoice::new)
+    });
 
 /// Functions of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

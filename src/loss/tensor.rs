@@ -2,8 +2,7 @@
 
 use super::options::Prefactor;
 use super::squares::Squares;
-use super::{Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
-use crate::config::registry::{Entry, Named};
+use super::{Entry, Loss, LossChoice, LossOptions, LossValue, OutputLoss, OutputTerms, Term};
 use crate::config::table::{Key, Kind};
 use crate::config::{Section, Variant};
 use crate::data::Frame;
@@ -15,10 +14,10 @@ use crate::model::dp::Dp;
 use crate::model::dp::options::{FittingKind, FittingOptions};
 
 /// The `tensor` loss on the list of losses.
-pub const TENSOR: Entry<LossChoice> = Entry {
-    named: Named::Type(Variant::of("tensor", KEYS, "Errors of dipoles or polarizabilities")),
-    resolve: |section| TensorLossOptions::resolve(section).map(LossChoice::new),
-};
+pub const TENSOR: Entry =
+    Entry::new(Variant::of("tensor", KEYS, "Errors of dipoles or polarizabilities"), |section| {
+        TensorLossOptions::resolve(section).map(LossChoice::new)
+    });
 
 const KEYS: &[Key] = &[
     Key::new("pref", Kind::NOT_NEGATIVE)

@@ -3,11 +3,10 @@
 use super::gradient::by_cell;
 use super::moments::{self, MomentParts, Moments};
 use super::{
-    ByParts, ByPieces, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update,
+    ByParts, ByPieces, Entry, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update,
 };
 use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
-use crate::config::registry::{Entry, Named};
 use crate::config::{Key, Kind, Section, Variant};
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
@@ -18,14 +17,14 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Adam and AdamW on the list of optimisers.
-pub const ADAM: Entry<OptimizerChoice> = Entry {
-    named: Named::Type(Variant::of("Adam", KEYS, "Adam; weight decay is added to the gradient")),
-    resolve: |section| Ok(OptimizerChoice::new(AdamOptions::resolve(section, false))),
-};
-pub const ADAM_W: Entry<OptimizerChoice> = Entry {
-    named: Named::Type(Variant::of("AdamW", KEYS, "Adam with weight decay apart from the gradient")),
-    resolve: |section| Ok(OptimizerChoice::new(AdamOptions::resolve(section, true))),
-};
+pub const ADAM: Entry =
+    Entry::new(Variant::of("Adam", KEYS, "Adam; weight decay is added to the gradient"), |section| {
+        Ok(OptimizerChoice::new(AdamOptions::resolve(section, false)))
+    });
+pub const ADAM_W: Entry =
+    Entry::new(Variant::of("AdamW", KEYS, "Adam with weight decay apart from the gradient"), |section| {
+        Ok(OptimizerChoice::new(AdamOptions::resolve(section, true)))
+    });
 
 const KEYS: &[Key] = &[
     Key::new("adam_beta1", Kind::float(0.0, true, 1.0, false))

@@ -8,13 +8,12 @@
 //! with N times the batch does. Only one half of a covariance is kept, as it is symmetric.
 
 use super::{
-    ByObservations, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, restored,
-    share_out,
+    ByObservations, Entry, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update,
+    restored, share_out,
 };
 use crate::checkpoint::{Array, Arrays, f64s_of};
 use crate::comm::Communicator;
 use crate::comm::vectors::gather_slices;
-use crate::config::registry::{Entry, Named};
 use crate::config::{Key, Kind, Section, Variant};
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
@@ -28,15 +27,15 @@ use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
 /// The filter on the list of optimisers.
-pub const LKF: Entry<OptimizerChoice> = Entry {
-    named: Named::Type(Variant::of(
+pub const LKF: Entry = Entry::new(
+    Variant::of(
         "LKF",
         KEYS,
         "Kalman filter by blocks of parameters. It looks at energies and forces itself: learning rate and \
          prefactors of the loss change what is displayed, not what is learned",
-    )),
-    resolve: |section| Ok(OptimizerChoice::new(KalmanOptions::resolve(section))),
-};
+    ),
+    |section| Ok(OptimizerChoice::new(KalmanOptions::resolve(section))),
+);
 
 const KEYS: &[Key] = &[
     Key::new("kf_blocksize", Kind::AT_LEAST_ONE).default("5120").doc(

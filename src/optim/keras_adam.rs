@@ -7,11 +7,10 @@
 use super::gradient::by_cell;
 use super::moments::{self, MomentParts, Moments};
 use super::{
-    Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, keras_rate, norm,
+    Entry, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, keras_rate, norm,
 };
 use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
-use crate::config::registry::{Entry, Named};
 use crate::config::{Key, Kind, Section, Table};
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cpu::real::Real;
@@ -21,10 +20,8 @@ use crate::error::Result;
 use std::ops::Range;
 
 /// Keras' Adam on the list of optimisers.
-pub const ADAM: Entry<OptimizerChoice> = Entry {
-    named: Named::Elsewhere("Adam", &KEYS),
-    resolve: |config| Ok(OptimizerChoice::new(KerasAdamOptions::resolve(config)?)),
-};
+pub const ADAM: Entry =
+    Entry::elsewhere("Adam", &KEYS, |config| Ok(OptimizerChoice::new(KerasAdamOptions::resolve(config)?)));
 
 static KEYS: Table = Table::of(&[Key::new("optimizer", Kind::Object(&BLOCK))]);
 

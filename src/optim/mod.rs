@@ -6,7 +6,7 @@ pub mod options; // the sections of an input
 pub mod schedule; // learning rates
 pub mod keras_rate; // those of Keras
 pub mod gradient; // what an optimiser is given
-pub mod moments; // the state that every Adam has
+pub mod moments; // the state that every Adam has, and Adam for vectors beside matrices
 pub mod adam;
 pub mod keras_adam;
 pub mod newton_schulz; // orthogonal matrices
@@ -20,7 +20,7 @@ pub use keras_adam::{KerasAdam, KerasAdamOptions};
 
 use crate::checkpoint::{Arrays, f64s_of};
 use crate::comm::Communicator;
-use crate::config::registry::Entry;
+use crate::config::registry::{self, Resolve};
 use crate::engine::Take;
 use crate::engine::cpu::pool::Pool;
 use crate::err;
@@ -32,8 +32,11 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// A line of [`OPTIMIZERS`].
+type Entry = registry::Entry<Resolve<OptimizerChoice>>;
+
 /// Every optimiser that an input may name, in the order in which `dp doc-train-input` shows them.
-pub static OPTIMIZERS: &[Entry<OptimizerChoice>] =
+pub static OPTIMIZERS: &[Entry] =
     &[adam::ADAM, adam::ADAM_W, keras_adam::ADAM, kalman::LKF, muon::ADA_MUON, muon::HYBRID_MUON, soap::SOAP];
 
 /// Changes parameters by gradients.

@@ -5,6 +5,7 @@ use crate::comm::Communicator;
 use crate::comm::vectors::gather_slices;
 use crate::engine::cpu::pool::Parts;
 use crate::{Result, err};
+use std::ops::Range;
 
 /// What they are called in a checkpoint.
 const NAMES: [&str; 2] = ["first_moment", "second_moment"];
@@ -54,14 +55,13 @@ impl Moments {
 
     /// For a checkpoint; `spare` is memory that may be used for it.
     pub fn save(&self, spare: &mut Vec<Vec<f64>>) -> [Vec<f64>; 2] {
-        [0, 1].map(|k| {
-            let mut out = spare.pop().unwrap_or_default();
-            out.clear();
-            match self {
-                Moments::Double(moments) => out.extend_from_slice(&moments[k]),
-                Moments::Single(moments) => out.extend(moments[k].iter().map(|&x| f64::from(x))),
+        [0, 1].map(|k| match self {
+            Moments::Double(moments) => copied(spare, &moments[k]),
+            Moments::Single(moments) => {
+                let mut out = copied(spare, &[]);
+                out.extend(moments[k].iter().map(|&x| f64::from(x)));
+                out
             }
-            out
         })
     }
 
@@ -93,6 +93,44 @@ impl Moments {
             }
         }
         Ok(())
+    }
+}
+
+/// Part of a state for a checkpoint; `spare` is memory that may be used for it.
+pub fn copied(spare: &mut Vec<Vec<f64>>, x: &[f64]) -> Vec<f64> {
+    let mut out = spare.pop().unwrap_or_default();
+    out.clear();
+    out.extend_from_slice(x);
+    out
+}
+
+/// Adam for some parameters of a vector, as optimisers of matrices have it for everything else.
+pub struct VectorRule {
+    pub betas: [f64; 2],
+    pub epsilon: f64,
+    /// The learning rate over 1 - beta1^t.
+    pub rate: f64,
+    /// 1 / (1 - beta2^t)
+    pub correction: f64,
+}
+
+impl VectorRule {
+    /// One update, by gradients that are `factor` times those.
+    pub fn update(
+        &self,
+        params: &mut [f64],
+        grad: &[f64],
+        factor: f64,
+        [first, second]: [&mut [f64]; 2],
+        ranges: &[Range<usize>],
+    ) {
+        let [beta1, beta2] = self.betas;
+        for k in ranges.iter().flat_map(|range| range.clone()) {
+            let g = factor * grad[k];
+            first[k] += (1.0 - beta1) * (g - first[k]);
+            second[k] += (1.0 - beta2) * (g * g - second[k]);
+            params[k] -= self.rate * first[k] / ((second[k] * self.correction).sqrt() + self.epsilon);
+        }
     }
 }
 

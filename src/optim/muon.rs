@@ -6,14 +6,15 @@
 //!
 //! The orthogonal matrices are what takes time: ranks share them out. The rest is done by all of them alike.
 
+use super::moments::{VectorRule, copied};
 use super::newton_schulz::{Orthogonalizer, Recipe};
 use super::{
-    Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, norm, restored, share_out,
+    Entry, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, norm, restored,
+    share_out,
 };
 use crate::checkpoint::{Array, Arrays};
 use crate::comm::Communicator;
 use crate::comm::vectors::gather_slices;
-use crate::config::registry::{Entry, Named};
 use crate::config::{Key, Kind, Section, Variant};
 use crate::engine::cpu::pool::{Parts, Pool};
 use crate::engine::cuda::muon::{MatrixPlan, MuonPlan};
@@ -22,18 +23,14 @@ use crate::model::params::{ParamTable, ParamView};
 use std::ops::Range;
 
 /// Both on the list of optimisers.
-pub const HYBRID_MUON: Entry<OptimizerChoice> = Entry {
-    named: Named::Type(Variant::of("HybridMuon", HYBRID_KEYS, "Muon for matrices, Adam for vectors")),
-    resolve: |section| Ok(OptimizerChoice::new(MuonOptions::hybrid(section))),
-};
-pub const ADA_MUON: Entry<OptimizerChoice> = Entry {
-    named: Named::Type(Variant::of(
-        "AdaMuon",
-        ADA_KEYS,
-        "Muon with steps of one size for matrices, Adam for vectors",
-    )),
-    resolve: |section| Ok(OptimizerChoice::new(MuonOptions::ada(section))),
-};
+pub const HYBRID_MUON: Entry =
+    Entry::new(Variant::of("HybridMuon", HYBRID_KEYS, "Muon for matrices, Adam for vectors"), |section| {
+        Ok(OptimizerChoice::new(MuonOptions::hybrid(section)))
+    });
+pub const ADA_MUON: Entry = Entry::new(
+    Variant::of("AdaMuon", ADA_KEYS, "Muon with steps of one size for matrices, Adam for vectors"),
+    |section| Ok(OptimizerChoice::new(MuonOptions::ada(section))),
+);
 
 const MOMENTUM: Key = Key::new("momentum", Kind::float(0.0, true, 1.0, false))
     .aliases(&["muon_momentum"])
@@ -332,16 +329,11 @@ impl Muon {
 
     /// Adam for everything that is no matrix.
     fn move_vectors(&mut self, params: &mut [f64], grad: &[f64], factor: f64, rate: f64, step: u64) {
-        let ([beta1, beta2], epsilon) = (self.options.adam_betas, self.options.adam_epsilon());
-        let t = (step + 1) as f64;
-        let rate = self.options.vector_rate(rate);
-        let (rate, correction) = (rate / (1.0 - beta1.powf(t)), 1.0 / (1.0 - beta2.powf(t)));
-        for k in self.vectors.iter().flat_map(|range| range.clone()) {
-            let g = factor * grad[k];
-            self.first[k] += (1.0 - beta1) * (g - self.first[k]);
-            self.second[k] += (1.0 - beta2) * (g * g - self.second[k]);
-            params[k] -= rate * self.first[k] / ((self.second[k] * correction).sqrt() + epsilon);
-        }
+        let (betas, t) = (self.options.adam_betas, (step + 1) as f64);
+        let rate = self.options.vector_rate(rate) / (1.0 - betas[0].powf(t));
+        let (epsilon, correction) = (self.options.adam_epsilon(), 1.0 / (1.0 - betas[1].powf(t)));
+        let rule = VectorRule { betas, epsilon, rate, correction };
+        rule.update(params, grad, factor, [&mut self.first, &mut self.second], &self.vectors);
     }
 }
 
@@ -383,14 +375,8 @@ impl Optimizer for Muon {
     }
 
     fn save(&self, spare: &mut Vec<Vec<f64>>, _ranks: &mut dyn Communicator) -> Result<Arrays> {
-        let mut copy = |x: &[f64]| {
-            let mut out = spare.pop().unwrap_or_default();
-            out.clear();
-            out.extend_from_slice(x);
-            Array::F64(out)
-        };
-        let state = [&self.first, &self.second, &self.alignment];
-        Ok(NAMES.into_iter().zip(state).map(|(name, x)| (name.to_string(), copy(x))).collect())
+        let state = [&self.first, &self.second, &self.alignment].map(|x| Array::F64(copied(spare, x)));
+        Ok(NAMES.into_iter().map(String::from).zip(state).collect())
     }
 
     fn restore(&mut self, arrays: &Arrays) -> Result<()> {

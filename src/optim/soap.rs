@@ -9,14 +9,14 @@
 //!
 //! Ranks share out the matrices, and give each other the ways that these move.
 
+use super::moments::{VectorRule, copied};
 use super::newton_schulz::{product_by_strips, turn};
 use super::{
-    Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, restored, share_out,
+    Entry, Gradient, Optimizer, OptimizerChoice, OptimizerOptions, Share, Target, Update, restored, share_out,
 };
 use crate::checkpoint::{Array, Arrays};
 use crate::comm::Communicator;
 use crate::comm::vectors::gather_slices;
-use crate::config::registry::{Entry, Named};
 use crate::config::{Key, Kind, Section, Variant};
 use crate::engine::cpu::dense::Strided;
 use crate::engine::cpu::pool::{Parts, Pool};
@@ -25,14 +25,14 @@ use crate::model::params::ParamTable;
 use std::ops::Range;
 
 /// SOAP on the list of optimisers.
-pub const SOAP: Entry<OptimizerChoice> = Entry {
-    named: Named::Type(Variant::of(
+pub const SOAP: Entry = Entry::new(
+    Variant::of(
         "SOAP",
         KEYS,
         "Adam in the directions in which the gradients of each matrix point, on the CPU only; not in DeePMD-kit",
-    )),
-    resolve: |section| Ok(OptimizerChoice::new(SoapOptions::resolve(section))),
-};
+    ),
+    |section| Ok(OptimizerChoice::new(SoapOptions::resolve(section))),
+);
 
 const DECAY: Kind = Kind::float(0.0, true, 1.0, false);
 
@@ -270,15 +270,10 @@ impl Soap {
 
     /// Adam for everything that is no matrix.
     fn move_vectors(&mut self, params: &mut [f64], grad: &[f64], factor: f64, rate: f64) {
-        let [beta1, beta2] = self.options.betas;
-        let t = (self.age + 1) as f64;
-        let [correct1, correct2] = [beta1, beta2].map(|beta| 1.0 / (1.0 - beta.powf(t)));
-        for k in self.vectors.iter().flat_map(|range| range.clone()) {
-            let g = factor * grad[k];
-            self.first[k] += (1.0 - beta1) * (g - self.first[k]);
-            self.second[k] += (1.0 - beta2) * (g * g - self.second[k]);
-            params[k] -= rate * correct1 * self.first[k] / ((self.second[k] * correct2).sqrt() + EPSILON);
-        }
+        let (betas, t) = (self.options.betas, (self.age + 1) as f64);
+        let [correct, correction] = betas.map(|beta| 1.0 / (1.0 - beta.powf(t)));
+        let rule = VectorRule { betas, epsilon: EPSILON, rate: rate * correct, correction };
+        rule.update(params, grad, factor, [&mut self.first, &mut self.second], &self.vectors);
     }
 }
 
@@ -406,9 +401,7 @@ impl Optimizer for Soap {
         ];
         let mut arrays = Arrays::new();
         for (name, (x, own)) in NAMES.into_iter().zip(state) {
-            let mut out = spare.pop().unwrap_or_default();
-            out.clear();
-            out.extend_from_slice(x);
+            let mut out = copied(spare, x);
             gather_slices(ranks, &mut out, own)?;
             arrays.push((name.to_string(), Array::F64(out)));
         }

@@ -7,6 +7,7 @@ use super::learner::Snapshot;
 use crate::Result;
 use crate::checkpoint::{Array, Arrays, f64s_of};
 use crate::err;
+use crate::optim::moments::copied;
 use std::path::{Path, PathBuf};
 
 /// What it is called in a checkpoint, beside the state of the optimiser.
@@ -55,10 +56,7 @@ impl Average {
 
     /// For a checkpoint; `spare` is memory that may be used for it.
     pub fn save(&self, spare: &mut Vec<Vec<f64>>) -> (String, Array) {
-        let mut out = spare.pop().unwrap_or_default();
-        out.clear();
-        out.extend_from_slice(&self.mean);
-        named(out)
+        named(copied(spare, &self.mean))
     }
 }
 

@@ -1,5 +1,10 @@
 //! Frames that several ranks work on together. Each has the centres of its blocks; one sum over the group gives every rank of it
 //! energies, forces and virials, all come to the same loss and seeds, and the second pass is over own centres again.
+//!
+//! The ranks of a group take the same draw (`training.ranks_per_frame`). The preparer lists the neighbours of the rank's own blocks only
+//! ([`crate::neighbor::part`], `Engine::block_preparer`), and the gradient is that which own centres bring, so that the mean divides by the
+//! number of groups. Runs that are `reproducible` cut frames into blocks that do not depend on the number of ranks
+//! ([`Cut::steady`]); each block has a first and a second pass of its own there.
 
 use super::team::Team;
 use crate::data::Frame;

@@ -186,8 +186,8 @@ fn filter(
             "raise training.batch_size instead: a step with a batch of so many frames is the same one",
         ));
     }
-    let network = &core.network;
-    let mut filter = FilterOnGpu::new(&core.device, &network.params, &network.grad, options, target)?;
+    let learned = &core.network.learned;
+    let mut filter = FilterOnGpu::new(&core.device, &learned.params, &learned.grad, options, target)?;
     if let Some(state) = &setup.resumed {
         filter.restore(&state.optimizer)?;
     }
@@ -218,7 +218,7 @@ impl DeepPotentialOnGpu {
         optimizer.prepare(&mut core)?;
         if let Some(ema) = &setup.input.training.ema {
             let saved = setup.resumed.as_ref().map(|state| &state.optimizer);
-            core.use_average(ema.decay, &average::begin(&setup.params, saved)?)?;
+            core.network.learned.use_average(ema.decay, &average::begin(&setup.params, saved)?)?;
         }
         let Some(state) = &setup.resumed else {
             core.adapt_if_needed(&setup.params)?;
@@ -260,15 +260,7 @@ impl DeepPotentialOnGpu {
 
     /// The largest tail of the series so far, on the device.
     fn set_tail(&self, tail: f64) -> Result<()> {
-        self.core.network.status.write_bytes(std::mem::offset_of!(Status, tail), tail.as_bytes())
-    }
-
-    /// The running mean of the parameters.
-    fn average(&self) -> Result<Option<Vec<f64>>> {
-        let Some(buffer) = self.core.average() else { return Ok(None) };
-        let mut mean = vec![0.0; self.core.network.n_params];
-        buffer.read(0, &mut mean)?;
-        Ok(Some(mean))
+        self.core.network.learned.status.write_bytes(std::mem::offset_of!(Status, tail), tail.as_bytes())
     }
 }
 
@@ -304,13 +296,13 @@ impl GpuFamily for DeepPotentialOnGpu {
     type Value = LossValue;
 
     fn on_device(&self) -> OnDevice<'_, Status> {
-        let network = &self.core.network;
+        let learned = &self.core.network.learned;
         OnDevice {
             device: &self.core.device,
-            params: &network.params,
-            grad: &network.grad,
-            status: &network.status,
-            n_params: network.n_params,
+            params: &learned.params,
+            grad: &learned.grad,
+            status: &learned.status,
+            n_params: learned.n_params,
             generation: self.core.generation,
         }
     }
@@ -330,7 +322,7 @@ impl GpuFamily for DeepPotentialOnGpu {
         for (slot, frame) in batch.coming {
             self.core.cover(&frame.facts, |core| {
                 wait()?;
-                core.params()
+                core.network.learned.read()
             })?;
             self.core.put_and_keep(slot as usize, frame)?;
         }
@@ -400,14 +392,14 @@ impl GpuFamily for DeepPotentialOnGpu {
 
     fn update(&self, wants_norm: bool) -> Result<()> {
         self.core.update(Gradient::Flat, wants_norm)?;
-        self.core.follow()
+        self.core.network.learned.follow()
     }
 
     unsafe fn whole_step(&self, shape: &Shape) -> Result<()> {
         if self.optimizer.takes_pieces() {
             // SAFETY: the caller's word.
             unsafe { self.core.whole_step(shape)? };
-            return self.core.follow();
+            return self.core.network.learned.follow();
         }
         // SAFETY: as above.
         unsafe { self.gradient(shape)? };
@@ -440,7 +432,7 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 
     fn end_observations(&self) -> Result<()> {
-        self.core.follow()
+        self.core.network.learned.follow()
     }
 
     fn optimizer_state(&mut self, ranks: &mut dyn Communicator) -> Result<Arrays> {
@@ -448,7 +440,7 @@ impl GpuFamily for DeepPotentialOnGpu {
             Some((filter, _)) => filter.save(ranks)?,
             None => self.optimizer.save(&self.core)?,
         };
-        saved.extend(self.average()?.map(average::named));
+        saved.extend(self.core.network.learned.average()?.map(average::named));
         Ok(saved)
     }
 
@@ -457,7 +449,7 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 
     fn reconsider(&mut self) -> Result<()> {
-        let params = self.core.params()?;
+        let params = self.core.network.learned.read()?;
         self.core.reconsider(&params)
     }
 
@@ -466,7 +458,7 @@ impl GpuFamily for DeepPotentialOnGpu {
             return Ok(());
         }
         wait()?;
-        let params = self.core.params()?;
+        let params = self.core.network.learned.read()?;
         self.core.adapt(&params)?;
         self.set_tail(0.0)
     }
@@ -487,23 +479,18 @@ impl GpuFamily for DeepPotentialOnGpu {
     }
 
     fn validate(&mut self, steps: &mut Steps, team: &mut Team, display: u64, rate: f64) -> Result<Vec<f64>> {
-        if self.validation.is_none() {
-            return Ok(Vec::new());
-        }
-        let local = self.own_batches(steps, team, display, rate);
-        let local = Ok(team.agree_on_work(local)?);
-        validate::mean_over_ranks(team, local)
+        validation::errors(self, steps, team, display, rate)
     }
 
     fn validate_all(&mut self, steps: &mut Steps, team: &mut Team, average: bool) -> Result<ErrorTable> {
-        let Some(mean) = self.average()?.filter(|_| average) else {
-            let local = self.own_frames(steps, team);
+        let Some(mean) = self.core.network.learned.average()?.filter(|_| average) else {
+            let local = validation::own_frames(self, steps, team, self.start_lr);
             return validate::table_of_ranks(team, local);
         };
-        let params = self.core.params()?;
+        let params = self.core.network.learned.read()?;
         self.core.set_params(&mean)?;
         self.core.adapt_if_needed(&mean)?;
-        let local = self.own_frames(steps, team);
+        let local = validation::own_frames(self, steps, team, self.start_lr);
         self.core.set_params(&params)?;
         validate::table_of_ranks(team, local)
     }

@@ -12,6 +12,7 @@ use crate::error::ErrorKind;
 use crate::loss::Cost;
 use crate::loss::observation::Observed;
 use crate::model::params::ParamTable;
+use crate::optim::moments::copied;
 use crate::optim::{Gradient, Optimizer, OptimizerChoice, Share, Target, Update};
 use crate::report::profile::{Phase, Profiler};
 use crate::sample::Queue;
@@ -259,9 +260,7 @@ impl<F: Family> Stepper<F> {
 
     /// What a checkpoint holds of it; `spare` is memory that may be used.
     pub fn snapshot(&mut self, spare: &mut Vec<Vec<f64>>, team: &mut Team) -> Result<Snapshot> {
-        let mut params = spare.pop().unwrap_or_default();
-        params.clear();
-        params.extend_from_slice(&self.common[..self.n_params()]);
+        let params = copied(spare, &self.common[..self.n_params()]);
         let optimizer = self.optimizer.save(spare, team.ranks())?;
         Ok(Snapshot { params, optimizer, engine: self.family.state() })
     }

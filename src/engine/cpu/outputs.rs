@@ -1,4 +1,7 @@
 //! Between the fitting nets of a model that predicts no energy and its outputs: the statistics of types, sums and means over atoms.
+//!
+//! There are no forces: the first pass ends here, and the second is a reverse pass without tangents (`fitting/outputs.rs`). Vectors and
+//! tensors are made from the numbers of the net and the directions of A, between the two (`turned.rs`).
 
 use super::batch::{Batch, Segment};
 use super::blocks::Buffers;

@@ -8,7 +8,7 @@
 //! # Safety of launches
 //!
 //! What kernels touch lies at the addresses in their arguments, and this is why it is there: parameters, moments and tables
-//! belong to a [`network::Network`], a [`core::Core`] or a [`store::Store`], which have the launches themselves; working memory
+//! belong to a [`learned::Learned`], a [`network::Network`], a [`core::Core`] or a [`store::Store`], which have the launches themselves; working memory
 //! is laid out by [`shape::Shape`] for as many rows, inputs, places and frames as its grids cover, and kernels look up in
 //! [`layout::Counts`] how many there are; a core forgets its shapes, and counts its generation on, before it gives the memory
 //! of any of them back, after the device has done all its work. Streams order what depends on each other ([`core::Core`]).
@@ -16,6 +16,7 @@
 pub mod layout;
 pub mod program;
 pub mod network;
+pub mod learned;
 pub mod products;
 pub mod rows;
 pub mod shape;
@@ -80,7 +81,7 @@ pub fn form_on_gpu(model: &Dp) -> Result<Form> {
         1 if model.descriptor().form().has_series() => Ok(model.descriptor().form()),
         1 => Err(err!(
             "the GPU does not know this descriptor yet (model.descriptor: {})",
-            model.descriptor().kind.entry().variant.name
+            model.descriptor().kind.name()
         )
         .help("use --device cpu")),
         n => Err(err!(
@@ -174,7 +175,7 @@ impl CudaEngine {
             self.core.second_pass(&shape)?;
         }
         self.core.reduce(&shape)?;
-        self.core.network.grad.read(0, grad)
+        self.core.network.learned.grad.read(0, grad)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The parameters of a model on the device, and where the nets read them.
 
 use super::layout::{self, Layer, MAX_LAYERS, View};
+use super::learned::Learned;
 use crate::engine::cpu::chebyshev::{Plan, n_stacks};
 use crate::gpu::{Buffer, Device, DevicePtr, Real};
 use crate::model::dp::Dp;
@@ -32,17 +33,11 @@ pub fn padded(n: usize) -> usize {
     n.next_multiple_of(4)
 }
 
-/// Parameters, moments, gradient, and the copies that products read.
+/// Parameters, and the copies of them that products read.
 pub struct Network {
     pub device: Arc<Device>,
     pub model: Arc<Dp>,
-    pub n_params: usize,
-    pub params: Buffer<f64>,
-    /// First and second moments of the gradient, for Adam.
-    pub moments: [Buffer<f64>; 2],
-    /// The gradient, and the wish to stop.
-    pub grad: Buffer<f64>,
-    pub squares: Buffer<f64>,
+    pub learned: Learned,
     /// Weights with rows padded to 16 bytes, biases and time steps.
     pub weights: Buffer<Real>,
     /// Numbers in `weights`.
@@ -53,7 +48,6 @@ pub struct Network {
     pub b_out: Buffer<DevicePtr>,
     pub radial: Buffer<Real>,
     pub bias: Buffer<f64>,
-    pub status: Buffer<layout::Status>,
 }
 
 impl Network {
@@ -91,25 +85,18 @@ impl Network {
             })
             .collect();
         let size = device.numbers.size();
-        let n = model.table.len();
-        let zeros = |count: usize, what: &str| Buffer::zeroed(device, count, what);
         let weights = Buffer::zeroed_reals(device, end, "the weights")?;
         let at = |p: Option<usize>| p.map_or(0, |p| weights.address() + (p * size) as u64);
         let outs: Vec<DevicePtr> = places.iter().map(|net| at(net.last().map(|p| p.w))).collect();
         let biases: Vec<DevicePtr> = places.iter().map(|net| at(net.last().and_then(|p| p.b))).collect();
         Ok(Network {
-            n_params: n,
-            params: zeros(n, "the parameters")?,
-            moments: [zeros(n, "the moments")?, zeros(n, "the moments")?],
-            grad: zeros(n + 1, "the gradient")?,
-            squares: zeros(n.div_ceil(PER_BLOCK), "the gradient's norm")?,
+            learned: Learned::new(device, model.table.len())?,
             n_weights: end,
             places,
             w_out: Buffer::of(device, &outs, "tables")?,
             b_out: Buffer::of(device, &biases, "tables")?,
             radial: radial_table(device, model)?,
             bias: Buffer::of(device, &model.stats.bias, "tables")?,
-            status: Buffer::zeroed(device, 1, "the status")?,
             weights,
             device: device.clone(),
             model: model.clone(),
@@ -286,7 +273,7 @@ impl SeriesOnDevice {
             room: room as i32,
             shared: (inside + 8 * nodes * widths, inside + 8 * nodes * 3 * widest),
             embedding: layout::Embedding {
-                params: network.params.address(),
+                params: network.learned.params.address(),
                 trace: trace_of_all.address(),
                 nodes: nodes_at.address(),
                 transform: transform.address(),

@@ -1,11 +1,12 @@
 //! From the tree to a model.
 
 use super::{attention, short_range, version};
+use crate::config::registry;
 use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
-use crate::model::dp::descriptor::{Nets, Shared, entry_called};
-use crate::model::dp::fitting;
+use crate::model::dp::descriptor::{DESCRIPTORS, Nets, Shared};
+use crate::model::dp::fitting::FITTING_NETS;
 use crate::model::dp::options::{
     Applied, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output, Precision, Sel,
 };
@@ -135,7 +136,7 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         return Err(unsupported(&switch, "the exponential switch"));
     }
     let named = place.get("type")?;
-    let Some(entry) = entry_called(named.str()?) else {
+    let Some(about) = registry::find(DESCRIPTORS, named.str()?) else {
         return Err(unsupported(&named, &format!("descriptor of type \"{}\"", named.str()?)));
     };
     let neuron = place.get("neuron")?.list(Place::usize)?;
@@ -144,10 +145,10 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
     if neuron.is_empty() {
         bail!("{place}.neuron: found no layer, wanted at least one");
     }
-    let kind = (entry.read)(&get, &shared).map_err(|e| e.at(place.to_string()))?;
+    let kind = (about.read)(&get, &shared).map_err(|e| e.at(place.to_string()))?;
     let options = DescriptorOptions {
         kind,
-        sel: Sel::Fixed(match entry.nets {
+        sel: Sel::Fixed(match about.nets {
             Nets::Attention => vec![sum_of(&place.get("sel")?)?],
             _ => place.get("sel")?.list(Place::usize)?,
         }),
@@ -156,7 +157,7 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         neuron,
         activation: read_activation(place)?,
         resnet_dt: place.get("resnet_dt")?.bool()?,
-        type_one_side: entry.nets != Nets::ByNeighbors && place.get("type_one_side")?.bool()?,
+        type_one_side: about.nets != Nets::ByNeighbors && place.get("type_one_side")?.bool()?,
         precision: read_precision(place)?,
         trainable: read_descriptor_trainable(place)?,
         seed: script["seed"].as_u64(),
@@ -195,10 +196,10 @@ fn check_descriptor(place: &Place, options: &DescriptorOptions, n_types: usize) 
 
 fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<FittingOptions> {
     let named = place.get("type")?;
-    let Some(entry) = fitting::entry_called(named.str()?) else {
+    let Some(about) = registry::find(FITTING_NETS, named.str()?) else {
         return Err(unsupported(&named, &format!("fitting net of type \"{}\"", named.str()?)));
     };
-    check_version(place, entry.version)?;
+    check_version(place, about.version)?;
     for key in ["spin", "layer_name", "dim_case_embd", "tot_ener_zero"] {
         check_absent(place, key)?;
     }
@@ -211,8 +212,8 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         (None, Some(variables)) => Ok(numbers(&variables, key, type_map.len())?.into()),
         (None, None) => Ok(Value::Null),
     };
-    let kind = (entry.read)(&get).map_err(|e| e.at(place.to_string()))?;
-    if neuron.is_empty() && entry.variant.name != "ener" {
+    let kind = (about.read)(&get).map_err(|e| e.at(place.to_string()))?;
+    if neuron.is_empty() && kind.name() != "ener" {
         bail!("{place}.neuron: found no layer, wanted at least one");
     }
     let count = |key| match place.find(key)? {
@@ -430,7 +431,7 @@ fn read_descriptor_nets(part: &Part, n_types: usize) -> Result<Vec<Net>> {
     let options = &part.options;
     let ndim = if options.type_one_side { 1 } else { 2 };
     // Some writers leave out the nets of pairs that do not see each other.
-    let unused = |index: usize| match options.kind.entry().nets {
+    let unused = |index: usize| match options.kind.about().nets {
         Nets::ByNeighbors => !options.uses_net(index, n_types),
         _ => ndim == 2 && options.excludes(index % n_types, index / n_types),
     };

@@ -140,10 +140,10 @@ fn descriptor_tree(part: &Part) -> Map {
     let variables = Map::new()
         .with("davg", numbers(options.precision, shape.clone(), &over_slots(part.davg)))
         .with("dstd", numbers(options.precision, shape, &over_slots(part.dstd)));
-    let entry = options.kind.entry();
+    let about = options.kind.about();
     let mut tree = Map::new()
         .with("@class", "Descriptor")
-        .with("type", entry.in_files)
+        .with("type", about.in_files)
         .with(
             "@version",
             if part.tables.is_some() { version::DESCRIPTOR_NEWEST } else { version::DESCRIPTOR },
@@ -152,13 +152,13 @@ fn descriptor_tree(part: &Part) -> Map {
         .with("rcut_smth", options.rcut_smth)
         .with("sel", options.fixed_sel().to_vec())
         .with("neuron", options.neuron.clone());
-    for (key, value) in (entry.write)(options) {
+    for (key, value) in (about.write)(options) {
         tree = tree.with(key, Node::from_json(&value));
     }
     if let Some(tables) = part.tables {
         tree = tree.with("compress", Map::new().with(VARIABLES, tables_tree(tables, options.precision)));
     }
-    if entry.nets != Nets::ByNeighbors {
+    if about.nets != Nets::ByNeighbors {
         tree = tree.with("type_one_side", options.type_one_side);
     }
     tree = match options.attention() {
@@ -219,7 +219,8 @@ fn fitting_tree(model: &DpModel) -> Map {
         0 => Node::Null,
         n => numbers(options.precision, vec![n], values),
     };
-    let (n_types, output, entry) = (model.n_types(), options.output(), options.kind.entry());
+    let (n_types, output) = (model.n_types(), options.output());
+    let (name, about) = (options.type_name(), options.kind.about());
     let net_width = output.net_width(&model.options.descriptors);
     let no_bias = vec![0.0; n_types * net_width];
     let mut variables = Map::new()
@@ -236,8 +237,8 @@ fn fitting_tree(model: &DpModel) -> Map {
     }
     let mut tree = Map::new()
         .with("@class", "Fitting")
-        .with("@version", entry.version)
-        .with("var_name", if entry.variant.name == "polar" { "polar".to_string() } else { output.name })
+        .with("@version", about.version)
+        .with("var_name", if name == "polar" { "polar".to_string() } else { output.name })
         .with("ntypes", n_types)
         .with("dim_descrpt", model.options.descriptors.width())
         .with("neuron", options.neuron.clone())
@@ -259,8 +260,8 @@ fn fitting_tree(model: &DpModel) -> Map {
         .with("layer_name", Node::Null)
         .with("use_aparam_as_mask", options.use_aparam_as_mask)
         .with("spin", Node::Null)
-        .with("type", entry.variant.name);
-    for (key, value) in (entry.write)(options) {
+        .with("type", name);
+    for (key, value) in (about.write)(options) {
         tree = tree.with(key, Node::from_json(&value));
     }
     if output.made.is_turned() {
@@ -367,9 +368,9 @@ fn script(options: &ModelOptions) -> serde_json::Value {
 }
 
 fn descriptor_section(descriptor: &DescriptorOptions) -> serde_json::Value {
-    let entry = descriptor.kind.entry();
+    let about = descriptor.kind.about();
     let mut section = json!({
-        "type": entry.variant.name,
+        "type": descriptor.kind.name(),
         "sel": descriptor.sel_in_input(descriptor.fixed_sel()),
         "rcut": descriptor.rcut,
         "rcut_smth": descriptor.rcut_smth,
@@ -383,10 +384,10 @@ fn descriptor_section(descriptor: &DescriptorOptions) -> serde_json::Value {
         "set_davg_zero": descriptor.set_davg_zero,
         "env_protection": descriptor.env_protection,
     });
-    if entry.nets != Nets::ByNeighbors {
+    if about.nets != Nets::ByNeighbors {
         section["type_one_side"] = descriptor.type_one_side.into();
     }
-    for (key, value) in (entry.write)(descriptor) {
+    for (key, value) in (about.write)(descriptor) {
         section[key] = value;
     }
     section
@@ -411,7 +412,7 @@ fn script_from_options(options: &ModelOptions, fitting: &FittingOptions) -> serd
         "default_fparam": fitting.default_fparam,
         "numb_aparam": fitting.numb_aparam,
     });
-    for (key, value) in (fitting.kind.entry().section)(fitting) {
+    for (key, value) in (fitting.kind.about().section)(fitting) {
         fitting_net[key] = value;
     }
     let mut section = json!({

@@ -1,7 +1,8 @@
 //! The dipole that atomic charges make, and their sum, which is to vanish.
 
 use super::keys::*;
-use super::{Entry, Errors, Loss, PinnLabels, PinnLossValue, Regulariser, View, Want, rounded};
+use super::totals::Totals;
+use super::{Entry, Errors, Loss, PinnLabels, PinnLossValue, Regulariser, View, Want};
 use crate::Result;
 use crate::config::{Key, Kind, Section, Table};
 use crate::engine::pinet::{PinetFrame, PinetSeeds};
@@ -11,15 +12,9 @@ use crate::model::pinet::options::{DipoleOptions, ModelOptions, Wiring};
 /// The line of the list.
 pub(super) static ENTRY: Entry = Entry {
     name: "dipole_model",
-    keys: [&MODEL, &MODEL_PARAMS],
+    keys: TABLES,
     resolve: |section, version| resolve(section, version).map(ModelOptions::Dipole),
 };
-
-static MODEL: Table = Table::of(&[Key::new("model", Kind::Object(&BLOCK))]);
-static BLOCK: Table =
-    Table::of(&[Key::new("name", Kind::Text), Key::new("params", Kind::Object(&KEYS)).defaults_inside()]);
-static MODEL_PARAMS: Table =
-    Table::of(&[Key::new("model_params", Kind::Object(&FORK_KEYS)).defaults_inside()]);
 
 const D_SCALE: Key = Key::new("d_scale", Kind::POSITIVE).default("1.0");
 const D_UNIT: Key = Key::new("d_unit", Kind::POSITIVE).default("1.0");
@@ -29,36 +24,31 @@ const LOG_D_PER_ATOM: Key = Key::new("log_d_per_atom", Kind::Bool).default("fals
 const USE_D_WEIGHT: Key = Key::new("use_d_weight", Kind::Bool).default("false");
 const D_LOSS: Key = Key::new("d_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
 
-static KEYS: Table = Table::of(&[
-    D_SCALE,
-    D_UNIT,
-    MAX_DIPOLE,
-    USE_D_PER_ATOM,
-    LOG_D_PER_ATOM,
-    USE_D_WEIGHT,
-    USE_L2,
-    D_LOSS,
-    L2_LOSS,
-]);
-
-static FORK_KEYS: Table = Table::of(&[
-    D_SCALE,
-    D_UNIT,
-    MAX_DIPOLE,
-    USE_D_PER_ATOM,
-    Key::new("use_d_per_sqrt", Kind::Bool).default("false"),
-    LOG_D_PER_ATOM,
-    USE_D_WEIGHT,
-    USE_L2,
-    D_LOSS,
-    L2_LOSS,
-    LEARNING_RATE,
-    USE_NORM_CLIP,
-    NORM_CLIP,
-    USE_DECAY,
-    DECAY_STEP,
-    DECAY_RATE,
-]);
+const TABLES: [&Table; 2] = tables! {
+    newer: [
+        D_SCALE,
+        D_UNIT,
+        MAX_DIPOLE,
+        USE_D_PER_ATOM,
+        LOG_D_PER_ATOM,
+        USE_D_WEIGHT,
+        USE_L2,
+        D_LOSS,
+        L2_LOSS,
+    ],
+    fork: [
+        D_SCALE,
+        D_UNIT,
+        MAX_DIPOLE,
+        USE_D_PER_ATOM,
+        Key::new("use_d_per_sqrt", Kind::Bool).default("false"),
+        LOG_D_PER_ATOM,
+        USE_D_WEIGHT,
+        USE_L2,
+        D_LOSS,
+        L2_LOSS,
+    ],
+};
 
 fn resolve(section: &Section, version: Wiring) -> Result<DipoleOptions> {
     let mut options = DipoleOptions::new(version);
@@ -159,38 +149,18 @@ fn differentiate(o: &DipoleOptions, seeds: &mut PinetSeeds, view: View) -> PinnL
 /// The dipoles, and the dipoles per atom: with each whether it is per atom. One of them counts.
 fn dipole_terms(o: &DipoleOptions, view: View, length: &[f64]) -> Vec<(super::Term, bool)> {
     let label: Vec<f64> = view.labels.iter().map(|l| l.dipole.unwrap_or(f64::NAN) * o.d_scale).collect();
-    let mask = o.max_dipole.map(|max| label.iter().map(|d| d.abs() <= max).collect::<Vec<bool>>());
-    let atoms = |s: usize| view.frames[s].n_atoms() as f64;
-    let is_fork = o.version == Wiring::Fork;
-    let weight = move |s: usize| {
-        let given = view.labels[s].d_weight.unwrap_or(1.0);
-        match (is_fork, o.use_d_weight) {
-            (false, true) => o.d_loss_multiplier * given,
-            (false, false) => rounded(o.d_loss_multiplier),
-            (true, true) => o.d_loss_multiplier * given * given,
-            (true, false) => o.d_loss_multiplier,
-        }
-    };
-    let errors = |tag, per_atom: bool, counts| {
-        let root = move |s: usize| if is_fork && o.use_d_per_sqrt { atoms(s) } else { 1.0 };
-        let divided = |x: &[f64]| -> Vec<f64> {
-            x.iter().enumerate().map(|(s, x)| if per_atom { x / atoms(s) } else { *x }).collect()
-        };
-        Errors {
-            tag,
-            label: divided(&label),
-            predicted: divided(length),
-            weight: Box::new(move |s| if per_atom { weight(s) * root(s) } else { weight(s) }),
-            mask: mask.clone(),
-            divide_by_all: is_fork,
-            counts,
-            logged: true,
-        }
-        .term()
-    };
-    let mut terms = vec![(errors("D", false, !o.use_d_per_atom), false)];
-    if o.use_d_per_atom || o.log_d_per_atom {
-        terms.push((errors("D_PER_ATOM", true, o.use_d_per_atom), true));
+    let weights = view.labels.iter().map(|l| l.d_weight.unwrap_or(1.0)).collect();
+    Totals {
+        tags: ["D", "D_PER_ATOM"],
+        label,
+        predicted: length,
+        largest: o.max_dipole,
+        multiplier: o.d_loss_multiplier,
+        weights: o.use_d_weight.then_some(weights),
+        per_atom: o.use_d_per_atom,
+        per_sqrt: o.use_d_per_sqrt,
+        log_per_atom: o.log_d_per_atom,
+        is_fork: o.version == Wiring::Fork,
     }
-    terms
+    .terms(view)
 }

@@ -19,6 +19,31 @@ pub(super) const USE_DECAY: Key = Key::new("use_decay", Kind::Bool).default("tru
 pub(super) const DECAY_STEP: Key = Key::new("decay_step", Kind::POSITIVE).default("10000");
 pub(super) const DECAY_RATE: Key = Key::new("decay_rate", Kind::POSITIVE).default("0.999");
 
+/// The tables of a model in params.yml: of the newer style, and of the fork's, which has the keys of its optimiser beside them.
+macro_rules! tables {
+    (newer: [$($newer:expr),* $(,)?], fork: [$($fork:expr),* $(,)?] $(,)?) => {{
+        static KEYS: Table = Table::of(&[$($newer),*]);
+        static BLOCK: Table = Table::of(&[
+            Key::new("name", Kind::Text),
+            Key::new("params", Kind::Object(&KEYS)).defaults_inside(),
+        ]);
+        static MODEL: Table = Table::of(&[Key::new("model", Kind::Object(&BLOCK))]);
+        static FORK_KEYS: Table = Table::of(&[
+            $($fork,)*
+            LEARNING_RATE,
+            USE_NORM_CLIP,
+            NORM_CLIP,
+            USE_DECAY,
+            DECAY_STEP,
+            DECAY_RATE,
+        ]);
+        static MODEL_PARAMS: Table =
+            Table::of(&[Key::new("model_params", Kind::Object(&FORK_KEYS)).defaults_inside()]);
+        [&MODEL, &MODEL_PARAMS]
+    }};
+}
+pub(super) use tables;
+
 /// A number where `false` means none.
 pub(super) fn limit(section: &Section, key: &str) -> Result<Option<f64>> {
     match section.get(key) {

@@ -5,6 +5,7 @@
 //! data-parallel fork's (`Wiring::Fork`), where it multiplies the error itself.
 
 mod keys;
+mod totals; // energies and dipoles, and the same per atom
 pub mod potential;
 pub mod dipole;
 pub mod metrics;

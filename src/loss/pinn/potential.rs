@@ -1,6 +1,7 @@
 //! Energies, forces and stress.
 
 use super::keys::*;
+use super::totals::Totals;
 use super::{Entry, Errors, Loss, PinnLabels, PinnLossValue, Regulariser, Term, View, Want, rounded};
 use crate::config::check::found;
 use crate::config::{Key, Kind, Section, Table};
@@ -16,15 +17,9 @@ use std::collections::BTreeMap;
 /// The line of the list.
 pub(super) static ENTRY: Entry = Entry {
     name: "potential_model",
-    keys: [&MODEL, &MODEL_PARAMS],
+    keys: TABLES,
     resolve: |section, version| resolve(section, version).map(ModelOptions::Potential),
 };
-
-static MODEL: Table = Table::of(&[Key::new("model", Kind::Object(&BLOCK))]);
-static BLOCK: Table =
-    Table::of(&[Key::new("name", Kind::Text), Key::new("params", Kind::Object(&KEYS)).defaults_inside()]);
-static MODEL_PARAMS: Table =
-    Table::of(&[Key::new("model_params", Kind::Object(&FORK_KEYS)).defaults_inside()]);
 
 const E_DRESS: Key = Key::new("e_dress", Kind::Any).default("{}").doc("Energy of an atom by atomic number.");
 const E_SCALE: Key = Key::new("e_scale", Kind::POSITIVE).default("1.0");
@@ -38,50 +33,45 @@ const USE_F_WEIGHTS: Key = Key::new("use_f_weights", Kind::Bool).default("false"
 const E_LOSS: Key = Key::new("e_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
 const F_LOSS: Key = Key::new("f_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0");
 
-static KEYS: Table = Table::of(&[
-    E_DRESS,
-    E_SCALE,
-    E_UNIT,
-    MAX_ENERGY,
-    USE_E_PER_ATOM,
-    LOG_E_PER_ATOM,
-    USE_E_WEIGHT,
-    USE_FORCE,
-    Key::new("max_force_comp", LIMIT).default("false"),
-    Key::new("no_force_comp", Kind::OneOf(&[Kind::Bool, Kind::Int(1, i64::MAX as i128)])).default("false"),
-    USE_F_WEIGHTS,
-    Key::new("use_stress", Kind::Bool).default("false"),
-    USE_L2,
-    E_LOSS,
-    F_LOSS,
-    Key::new("s_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0"),
-    L2_LOSS,
-    Key::new("separate_errors", Kind::Bool).default("false"),
-]);
-
-static FORK_KEYS: Table = Table::of(&[
-    E_DRESS,
-    E_SCALE,
-    E_UNIT,
-    MAX_ENERGY,
-    USE_E_PER_ATOM,
-    Key::new("use_e_per_sqrt", Kind::Bool).default("false"),
-    LOG_E_PER_ATOM,
-    USE_E_WEIGHT,
-    USE_FORCE,
-    Key::new("max_force", LIMIT).default("false"),
-    USE_F_WEIGHTS,
-    USE_L2,
-    E_LOSS,
-    F_LOSS,
-    L2_LOSS,
-    LEARNING_RATE,
-    USE_NORM_CLIP,
-    NORM_CLIP,
-    USE_DECAY,
-    DECAY_STEP,
-    DECAY_RATE,
-]);
+const TABLES: [&Table; 2] = tables! {
+    newer: [
+        E_DRESS,
+        E_SCALE,
+        E_UNIT,
+        MAX_ENERGY,
+        USE_E_PER_ATOM,
+        LOG_E_PER_ATOM,
+        USE_E_WEIGHT,
+        USE_FORCE,
+        Key::new("max_force_comp", LIMIT).default("false"),
+        Key::new("no_force_comp", Kind::OneOf(&[Kind::Bool, Kind::Int(1, i64::MAX as i128)])).default("false"),
+        USE_F_WEIGHTS,
+        Key::new("use_stress", Kind::Bool).default("false"),
+        USE_L2,
+        E_LOSS,
+        F_LOSS,
+        Key::new("s_loss_multiplier", Kind::NOT_NEGATIVE).default("1.0"),
+        L2_LOSS,
+        Key::new("separate_errors", Kind::Bool).default("false"),
+    ],
+    fork: [
+        E_DRESS,
+        E_SCALE,
+        E_UNIT,
+        MAX_ENERGY,
+        USE_E_PER_ATOM,
+        Key::new("use_e_per_sqrt", Kind::Bool).default("false"),
+        LOG_E_PER_ATOM,
+        USE_E_WEIGHT,
+        USE_FORCE,
+        Key::new("max_force", LIMIT).default("false"),
+        USE_F_WEIGHTS,
+        USE_L2,
+        E_LOSS,
+        F_LOSS,
+        L2_LOSS,
+    ],
+};
 
 fn resolve(section: &Section, version: Wiring) -> Result<PotentialOptions> {
     let mut options = PotentialOptions::new(version);
@@ -237,41 +227,20 @@ fn energy_terms(o: &PotentialOptions, view: View) -> Vec<(Term, bool)> {
     let label: Vec<f64> = (view.frames.iter().zip(view.labels))
         .map(|(frame, labels)| (labels.energy.unwrap_or(f64::NAN) - dress(o, frame)) * o.e_scale)
         .collect();
-    let mask = o.max_energy.map(|max| label.iter().map(|e| e.abs() <= max).collect::<Vec<bool>>());
-    let atoms = |s: usize| view.frames[s].n_atoms() as f64;
-    let is_fork = o.version == Wiring::Fork;
-    let weight = move |s: usize| {
-        let given = view.labels[s].e_weight.unwrap_or(1.0);
-        match (is_fork, o.use_e_weight) {
-            (false, true) => o.e_loss_multiplier * given,
-            (false, false) => rounded(o.e_loss_multiplier),
-            (true, true) => o.e_loss_multiplier * given * given,
-            (true, false) => o.e_loss_multiplier,
-        }
-    };
-    let errors = |tag, per_atom: bool, counts, logged| {
-        // The fork's errors per root of the number of atoms are errors per atom with another weight.
-        let root = move |s: usize| if is_fork && o.use_e_per_sqrt { atoms(s) } else { 1.0 };
-        let divided = |x: &[f64]| -> Vec<f64> {
-            x.iter().enumerate().map(|(s, x)| if per_atom { x / atoms(s) } else { *x }).collect()
-        };
-        Errors {
-            tag,
-            label: divided(&label),
-            predicted: divided(&view.out.energy),
-            weight: Box::new(move |s| if per_atom { weight(s) * root(s) } else { weight(s) }),
-            mask: mask.clone(),
-            divide_by_all: is_fork,
-            counts,
-            logged,
-        }
-        .term()
-    };
-    let mut terms = vec![(errors("E", false, !o.use_e_per_atom, true), false)];
-    if o.use_e_per_atom || o.log_e_per_atom {
-        terms.push((errors("E_PER_ATOM", true, o.use_e_per_atom, true), true));
+    let weights = view.labels.iter().map(|l| l.e_weight.unwrap_or(1.0)).collect();
+    Totals {
+        tags: ["E", "E_PER_ATOM"],
+        label,
+        predicted: &view.out.energy,
+        largest: o.max_energy,
+        multiplier: o.e_loss_multiplier,
+        weights: o.use_e_weight.then_some(weights),
+        per_atom: o.use_e_per_atom,
+        per_sqrt: o.use_e_per_sqrt,
+        log_per_atom: o.log_e_per_atom,
+        is_fork: o.version == Wiring::Fork,
     }
-    terms
+    .terms(view)
 }
 
 fn force_term(o: &PotentialOptions, view: View) -> Term {

@@ -17,7 +17,7 @@ pub(super) fn keras(block: Option<&Value>, file: &str) -> Result<(OptimizerChoic
         Some(block) => block.clone(),
     };
     let name = block["class_name"].as_str().unwrap_or_default();
-    let Some((table, entry)) = registry::find_elsewhere(OPTIMIZERS, name) else {
+    let Some((table, resolve)) = registry::find_elsewhere(OPTIMIZERS, name) else {
         let near = did_you_mean(name, registry::names_elsewhere(OPTIMIZERS));
         let known: Vec<&str> = registry::names_elsewhere(OPTIMIZERS).collect();
         return Err(err!("{file}: optimizer.class_name: \"{name}\" is not supported")
@@ -25,7 +25,7 @@ pub(super) fn keras(block: Option<&Value>, file: &str) -> Result<(OptimizerChoic
     };
     let checked = check(table, &json!({"optimizer": block}), file)?;
     let config = Section::root(&checked.value).section("optimizer").section("config");
-    let optimizer = (entry.resolve)(&config).map_err(|e| e.at(file))?;
+    let optimizer = resolve(&config).map_err(|e| e.at(file))?;
     Ok((optimizer, Rate::resolve(&config)))
 }
 

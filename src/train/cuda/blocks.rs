@@ -1,4 +1,8 @@
-//! Frames that several ranks share: each has the rows of its own block on its device.
+//! Frames that several ranks share: each has the rows of its own block on its device, one block of each frame (`HostFrame::of_part`).
+//!
+//! `Core::own_part` is the first pass up to what own rows bring to all atoms, `Joined::sum_in_group` (`train/gpu_sum.rs`) or the host adds it
+//! up, and `Core::shared_gradient` is the loss and the second pass; their kernels are in `blocks.cu`. Blocks differ from frame to frame, so
+//! their batches share shapes (`engine/cuda/rows.rs`).
 
 use super::super::blocks::{check_centers, tell_balance};
 use super::super::team::Team;

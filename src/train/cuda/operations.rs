@@ -8,9 +8,10 @@ use super::super::gpu_sum::Sum;
 use super::super::session::Session;
 use super::super::setup::Setup;
 use super::super::team::Team;
-use super::super::validate::{self, FrameErrors};
+use super::super::validate;
 use super::outputs::LossOnGpu;
 use super::place_of;
+use super::validation::{self, OnValidation};
 use crate::checkpoint::Arrays;
 use crate::comm::Communicator;
 use crate::data::{Dataset, Frame};
@@ -117,11 +118,10 @@ fn build(device: &Arc<Device>, setup: &Setup, loss: &LossOnGpu) -> Result<PlanCo
     core.set_params(&setup.params)?;
     let saved = setup.resumed.as_ref().map(|state| &state.optimizer);
     if let Some(ema) = &setup.input.training.ema {
-        core.use_average(ema.decay, &average::begin(&setup.params, saved)?)?;
+        core.learned.use_average(ema.decay, &average::begin(&setup.params, saved)?)?;
     }
     if let Some(arrays) = saved {
-        let found = moments::find(arrays, core.n_params)?;
-        core.moments.iter().zip(found).try_for_each(|(buffer, x)| buffer.write(0, x))?;
+        core.learned.set_moments(moments::find(arrays, core.learned.n_params)?)?;
     }
     Ok(core)
 }
@@ -195,51 +195,31 @@ impl OperationsOnGpu {
             core.bring(&frame)
         })
     }
+}
 
-    /// Errors of the validation batches of this rank: number, atoms, values.
-    fn own_batches(
-        &mut self,
-        steps: &mut Steps,
-        team: &mut Team,
-        display: u64,
-        rate: f64,
-    ) -> Result<Vec<(u64, f64, Vec<f64>)>> {
-        let (Some(pool), Some(data)) = (self.validation.clone(), self.setup.data.validation.clone()) else {
-            return Ok(Vec::new());
-        };
-        let batches = self.setup.input.training.numb_btch as u64;
-        let seed = self.setup.input.training.seed;
-        let mut sampler = Sampler::at(pool, seed, Purpose::Validation, display * batches);
-        let mut out = Vec::new();
-        for batch in 0..batches {
-            let draw = sampler.draw();
-            if batch as usize % team.size() != team.rank() {
-                continue;
-            }
-            let ids: Vec<_> =
-                draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
-            let places = self.validation_places(&data, &ids)?;
-            let value = steps.errors(self, &places, rate, team)?;
-            let atoms = places.frames.iter().map(|r| r.facts.n_atoms).sum::<usize>();
-            out.push((batch, atoms as f64, validate::shown(&value)));
-        }
-        Ok(out)
+impl OnValidation for OperationsOnGpu {
+    fn setup(&self) -> &Arc<Setup> {
+        &self.setup
     }
 
-    /// Errors of this rank's frames of the whole validation set.
-    fn own_frames(&mut self, steps: &mut Steps, team: &mut Team) -> Result<Vec<FrameErrors>> {
-        let Some(data) = self.setup.data.validation.clone() else { return Ok(Vec::new()) };
-        let (frames, own) = validate::shared_frames(&data, team);
-        let (mut found, mut out) = (Vec::new(), Prediction::default());
-        for k in own.filter(|&k| k < frames.len()) {
-            let places = self.validation_places(&data, &[frames[k]])?;
-            steps.errors(self, &places, self.start_lr, team)?;
-            let shape = self.core.shape(&places.arranged.class)?;
-            self.core.prediction(&mut out, &shape, &places.frames)?;
-            let frame = data.systems[frames[k].system].read_frame(frames[k].frame)?;
-            found.push((k, validate::errors_of(&frame, &out)));
-        }
-        Ok(found)
+    fn pool(&self) -> Option<Arc<Pool>> {
+        self.validation.clone()
+    }
+
+    fn bring(&mut self, ids: &[FrameId], _team: &mut Team) -> Result<Places> {
+        let Some(data) = self.setup.data.validation.clone() else {
+            unreachable!("there is a validation set")
+        };
+        self.validation_places(&data, ids)
+    }
+
+    fn n_atoms(&self, batch: &Places) -> usize {
+        batch.frames.iter().map(|r| r.facts.n_atoms).sum()
+    }
+
+    fn predicted(&mut self, out: &mut Prediction, batch: &Places) -> Result<()> {
+        let shape = self.core.shape(&batch.arranged.class)?;
+        self.core.prediction(out, &shape, &batch.frames)
     }
 }
 
@@ -252,12 +232,13 @@ impl GpuFamily for OperationsOnGpu {
     type Value = LossValue;
 
     fn on_device(&self) -> OnDevice<'_, Status> {
+        let learned = &self.core.learned;
         OnDevice {
             device: &self.core.device,
-            params: &self.core.params,
-            grad: &self.core.grad,
-            status: &self.core.status,
-            n_params: self.core.n_params,
+            params: &learned.params,
+            grad: &learned.grad,
+            status: &learned.status,
+            n_params: learned.n_params,
             generation: self.core.generation,
         }
     }
@@ -320,14 +301,12 @@ impl GpuFamily for OperationsOnGpu {
 
     fn update(&self, wants_norm: bool) -> Result<()> {
         self.core.update(true, wants_norm)?;
-        self.core.follow()
+        self.core.learned.follow()
     }
 
     fn optimizer_state(&mut self, _ranks: &mut dyn Communicator) -> Result<Arrays> {
-        let mut saved = [0; 2].map(|_| vec![0.0; self.core.n_params]);
-        self.core.moments.iter().zip(&mut saved).try_for_each(|(buffer, x)| buffer.read(0, x))?;
-        let mut arrays = moments::named(saved);
-        arrays.extend(self.core.average()?.map(average::named));
+        let mut arrays = moments::named(self.core.learned.read_moments()?);
+        arrays.extend(self.core.learned.average()?.map(average::named));
         Ok(arrays)
     }
 
@@ -336,21 +315,17 @@ impl GpuFamily for OperationsOnGpu {
     }
 
     fn validate(&mut self, steps: &mut Steps, team: &mut Team, display: u64, rate: f64) -> Result<Vec<f64>> {
-        if self.validation.is_none() {
-            return Ok(Vec::new());
-        }
-        let local = self.own_batches(steps, team, display, rate);
-        validate::mean_over_ranks(team, local)
+        validation::errors(self, steps, team, display, rate)
     }
 
     fn validate_all(&mut self, steps: &mut Steps, team: &mut Team, average: bool) -> Result<ErrorTable> {
-        let Some(mean) = self.core.average()?.filter(|_| average) else {
-            let local = self.own_frames(steps, team);
+        let Some(mean) = self.core.learned.average()?.filter(|_| average) else {
+            let local = validation::own_frames(self, steps, team, self.start_lr);
             return validate::table_of_ranks(team, local);
         };
-        let params = self.core.read_params()?;
+        let params = self.core.learned.read()?;
         self.core.set_params(&mean)?;
-        let local = self.own_frames(steps, team);
+        let local = validation::own_frames(self, steps, team, self.start_lr);
         self.core.set_params(&params)?;
         validate::table_of_ranks(team, local)
     }

@@ -76,10 +76,10 @@ impl DeviceOptimizer {
         if self.kalman().is_some() {
             return Ok(());
         }
-        let (n, means) = (core.network.n_params, &core.network.moments);
+        let learned = &core.network.learned;
+        let (n, means) = (learned.n_params, &learned.moments);
         let (DeviceOptimizer::Muon { plan, .. }, Some(alignment)) = (self, core.alignment()) else {
-            let found = moments::find(saved, n)?;
-            return means.iter().zip(found).try_for_each(|(buffer, x)| buffer.write(0, x));
+            return learned.set_moments(moments::find(saved, n)?);
         };
         let buffers = [(&means[0], n), (&means[1], n), (alignment, plan.matrices.len())];
         for (name, (buffer, n)) in muon::NAMES.into_iter().zip(buffers) {
@@ -91,8 +91,7 @@ impl DeviceOptimizer {
     }
 
     pub fn save(&self, core: &Core) -> Result<Arrays> {
-        let mut saved = [0; 2].map(|_| vec![0.0; core.network.n_params]);
-        core.network.moments.iter().zip(&mut saved).try_for_each(|(buffer, x)| buffer.read(0, x))?;
+        let saved = core.network.learned.read_moments()?;
         let (DeviceOptimizer::Muon { plan, .. }, Some(alignment)) = (self, core.alignment()) else {
             return Ok(moments::named(saved));
         };

@@ -1,4 +1,11 @@
 //! Multi-task training: several models, the branches, that share parameters; each step one of them learns.
+//!
+//! Each branch is the input, the data and the model of a single-task training, and what branches share stands once in the common vector
+//! ([`crate::model::dp::branches`]). The branch of a step is a function of the seed and the step (`sample::draw::BranchDraw`), the same on
+//! all ranks. [`learner`] takes the batch from the queue of that branch and runs the recipe of `train/step.rs`; its `Family` ([`family`])
+//! gathers the branch's parameters, lets the branch's own `DeepPotential` work, and scatters the gradient. The optimiser leaves alone what
+//! the branch does not have (`optim::ByParts`). A net that is told its branch (`dim_case_embd`) has a row of its first weights for each;
+//! engines see that row as part of the bias.
 
 pub mod input; // the whole input, as meant
 pub mod state; // what a checkpoint says

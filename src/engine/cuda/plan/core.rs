@@ -6,8 +6,9 @@ use super::program::*;
 use super::shape::{Call, ChunkOnDevice, Class, Common, Shape, Tables, When, Work};
 use crate::Result;
 use crate::engine::Prediction;
-use crate::engine::cuda::core::{LossTerms, PLACES, Terms, set_loss};
-use crate::engine::cuda::layout::{self, Batch, Counts, Embedding, Status, TURN_HEADER, Turn, View};
+use crate::engine::cuda::core::{LossTerms, PLACES, Terms, read_predicted, set_loss};
+use crate::engine::cuda::layout::{self, Batch, Counts, Embedding, TURN_HEADER, Turn, View};
+use crate::engine::cuda::learned::{Learned, Moved};
 use crate::engine::cuda::network::{PER_BLOCK, n_blocks};
 use crate::engine::cuda::program as fused;
 use crate::engine::cuda::rows::rung;
@@ -42,22 +43,13 @@ pub struct PlanCore {
     pub model: Arc<Dp>,
     pub common: Common,
     pub store: Store,
-    pub n_params: usize,
-    pub params: Buffer<f64>,
-    /// First and second moments of the gradient, for Adam.
-    pub moments: [Buffer<f64>; 2],
-    /// The gradient, and the wish to stop.
-    pub grad: Buffer<f64>,
-    squares: Buffer<f64>,
-    pub status: Buffer<Status>,
+    pub learned: Learned,
     /// `[PLACES, 16]` losses.
     pub values: Buffer<f64>,
     _bias: Buffer<f64>,
     views: Buffer<View>,
     n_views: usize,
     view_blocks: usize,
-    /// A running mean of the parameters, and the part of the way that it goes in a step.
-    average: Option<(Buffer<f64>, f64)>,
     constants: Batch,
     loss: Option<LossTerms>,
     /// A [`Turn`] with its slots and what follows them: [`Tables`].
@@ -83,13 +75,13 @@ impl PlanCore {
     pub fn new(device: &Arc<Device>, model: &Arc<Dp>, terms: Terms) -> Result<PlanCore> {
         device.bind()?;
         let common = Common::new(device, model)?;
-        let n_params = model.table.len();
-        let zeros = |n: usize, what: &str| Buffer::zeroed(device, n, what);
         let views = views(&common);
         let bias = Buffer::of(device, &model.stats.bias, "tables")?;
-        let (status, values) = (Buffer::zeroed(device, 1, "the status")?, zeros(16 * PLACES, "losses")?);
+        let values = Buffer::zeroed(device, 16 * PLACES, "losses")?;
+        let (free, _) = device.memory()?;
+        let learned = Learned::new(device, model.table.len())?;
         let mut constants = Batch {
-            status: status.address(),
+            status: learned.status.address(),
             values: values.address(),
             bias: bias.address(),
             relative_f: f64::NAN,
@@ -101,18 +93,13 @@ impl PlanCore {
         if let Some(loss) = &terms.loss {
             set_loss(&mut constants, loss);
         }
-        let (free, _) = device.memory()?;
         let chunk = ((free as f64 * CHUNK_SHARE) as usize).clamp(1 << 20, MOST_CHUNK);
         Ok(PlanCore {
             store: Store::new(device, (free as f64 * STORE_SHARE) as usize),
-            params: zeros(n_params, "the parameters")?,
-            moments: [zeros(n_params, "the moments")?, zeros(n_params, "the moments")?],
-            grad: zeros(n_params + 1, "the gradient")?,
-            squares: zeros(n_params.div_ceil(PER_BLOCK), "the gradient's norm")?,
+            learned,
             n_views: views.len(),
             view_blocks: n_blocks(&views),
             views: Buffer::of(device, &views, "tables")?,
-            average: None,
             turn: Buffer::zeroed(device, 1 << 16, "a step's numbers")?,
             memory: Buffer::zeroed(device, 16, "a batch")?,
             chunk_bytes: 1 << chunk.ilog2(),
@@ -120,8 +107,6 @@ impl PlanCore {
             made: 0,
             generation: 0,
             loss: terms.loss,
-            n_params,
-            status,
             values,
             _bias: bias,
             constants,
@@ -317,7 +302,9 @@ impl PlanCore {
                     Work::Op(kernel, op) => self.start(kernel, launch, (op, planes))?,
                     Work::OfOnePlane(kernel, op) => self.start(kernel, launch, (op,))?,
                     Work::OfKind(kernel, op, kind) => self.start(kernel, launch, (op, planes, kind))?,
-                    Work::Reduce(op, n_rows) => self.start(REDUCE, launch, (op, self.grad.ptr(), n_rows))?,
+                    Work::Reduce(op, n_rows) => {
+                        self.start(REDUCE, launch, (op, self.learned.grad.ptr(), n_rows))?
+                    }
                     Work::OnChunk(kernel, op) => self.start(kernel, launch, (chunk, op, planes))?,
                     Work::OnPart(kernel, k, op) => self.start(kernel, launch, (c.parts[k], op, planes))?,
                     Work::OnBoth(kernel, k, op) => {
@@ -450,8 +437,8 @@ impl PlanCore {
     /// The first pass of this shape was the last one.
     pub unsafe fn second_pass(&self, shape: &Shape) -> Result<()> {
         self.check(shape);
-        let launch = Launch::new((self.n_params + 1).div_ceil(256), 256);
-        let arguments = (self.grad.ptr(), self.n_params as u64, Ptr::at(self.turn.address()));
+        let launch = Launch::new((self.learned.n_params + 1).div_ceil(256), 256);
+        let arguments = (self.learned.grad.ptr(), self.learned.n_params as u64, Ptr::at(self.turn.address()));
         // SAFETY: see the module of this engine; the gradient has one more number.
         unsafe { self.start(BEGIN, launch, arguments)? };
         for c in &shape.chunks {
@@ -478,56 +465,20 @@ impl PlanCore {
     /// One step of the optimiser with the gradient on the device, or only the copies that the nets read.
     pub fn update(&self, moves: bool, wants_norm: bool) -> Result<()> {
         let turn = Ptr::at(self.turn.address());
-        let blocks = self.n_params.div_ceil(PER_BLOCK);
-        let (n, squares) = (self.n_params as u64, self.squares.ptr());
-        let n_squares = if wants_norm { blocks as i32 } else { 0 };
-        let (params, first, second) = (self.params.ptr(), self.moments[0].ptr(), self.moments[1].ptr());
-        let (grad, views, n_views) = (self.grad.ptr(), self.views.ptr(), self.n_views as i32);
-        let (status, moves, end) = (self.status.ptr(), i32::from(moves), self.view_blocks as i32);
-        let arguments =
-            (params, first, second, grad, squares, n_squares, views, n_views, n, turn, status, moves, 0, end);
-        // SAFETY: see the module of this engine; there is a square for every block, and views are parts of the parameters.
+        let launch = (self.device.stream(), Launch::new(self.view_blocks, 256));
+        let (views, blocks, from) = (self.views.ptr(), 0..self.view_blocks, i32::from(moves));
+        let moved = Moved { views, n_views: self.n_views, blocks, from };
+        // SAFETY: see the module of this engine; views are parts of the parameters.
         unsafe {
-            if wants_norm {
-                self.start(fused::GRADIENT_NORM, Launch::new(blocks, 256), (squares, grad, n, turn))?;
-            }
-            self.start(fused::ADAM, Launch::new(self.view_blocks, 256), arguments)
+            let n_squares = if wants_norm { self.learned.square(turn)? } else { 0 };
+            self.learned.adam(launch, moved, n_squares, turn)
         }
     }
 
     /// Copies parameters to the device and to where the nets read them.
     pub fn set_params(&self, params: &[f64]) -> Result<()> {
-        self.params.write(0, params)?;
+        self.learned.params.write(0, params)?;
         self.update(false, false)
-    }
-
-    /// The parameters, when all steps so far are done.
-    pub fn read_params(&self) -> Result<Vec<f64>> {
-        let mut params = vec![0.0; self.n_params];
-        self.params.read(0, &mut params)?;
-        Ok(params)
-    }
-
-    /// From now on there is a running mean of the parameters, which begins so.
-    pub fn use_average(&mut self, decay: f64, mean: &[f64]) -> Result<()> {
-        self.average = Some((Buffer::of(&self.device, mean, "the mean of the parameters")?, 1.0 - decay));
-        Ok(())
-    }
-
-    /// The running mean of the parameters, where there is one.
-    pub fn average(&self) -> Result<Option<Vec<f64>>> {
-        let Some((buffer, _)) = &self.average else { return Ok(None) };
-        let mut mean = vec![0.0; self.n_params];
-        buffer.read(0, &mut mean)?;
-        Ok(Some(mean))
-    }
-
-    /// The mean follows the parameters of this step, where there is one.
-    pub fn follow(&self) -> Result<()> {
-        let Some((mean, part)) = &self.average else { return Ok(()) };
-        let arguments = (self.params.ptr(), mean.ptr(), self.n_params as u64, *part);
-        // SAFETY: see the module of this engine; the mean is as long as the parameters.
-        unsafe { self.start(fused::FOLLOW, Launch::new(self.n_params.div_ceil(256), 256), arguments) }
     }
 
     /// What the first pass has found of a batch that was evaluated last.
@@ -537,17 +488,8 @@ impl PlanCore {
         }
         let stride = batch.iter().map(|r| r.facts.n_atoms).max().unwrap_or(0);
         let n = batch.len();
-        let (mut energy, mut force) = (vec![0.0; n * stride], vec![0.0; 3 * n * stride]);
         // SAFETY: the shape has room for the atoms and frames of this batch.
-        let read = |from: DevicePtr, to: &mut [f64]| unsafe { self.device.read_at(from, to) };
-        out.energy = vec![0.0; n];
-        let mut virial = vec![0.0; 9 * n];
-        read(shape.batch.energy, &mut out.energy)?;
-        read(shape.batch.virial, &mut virial)?;
-        read(shape.batch.atom_energy, &mut energy)?;
-        read(shape.batch.force, &mut force)?;
-        out.virial = virial.as_chunks::<9>().0.to_vec();
-        (out.atom_energy, out.force) = (Vec::new(), Vec::new());
+        let [energy, force] = unsafe { read_predicted(&self.device, out, &shape.batch, n, stride)? };
         for (f, resident) in batch.iter().enumerate() {
             let at = f * stride;
             let of_atom = |(atom, is_center)| if is_center { energy[at + atom] } else { 0.0 };

@@ -96,7 +96,7 @@ impl PlanEngine {
             core.set_output_seeds(&shape, &self.batch, seeds)?;
             // SAFETY: this batch was evaluated last.
             unsafe { core.second_pass(&shape)? };
-            return core.grad.read(0, grad);
+            return core.learned.grad.read(0, grad);
         }
         let b = &shape.batch;
         let stride = self.batch.iter().map(|r| r.facts.n_atoms).max().unwrap_or(0);
@@ -116,7 +116,7 @@ impl PlanEngine {
             core.energy_seeds(&shape)?;
             core.second_pass(&shape)?;
         }
-        core.grad.read(0, grad)
+        core.learned.grad.read(0, grad)
     }
 }
 

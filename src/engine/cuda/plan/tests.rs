@@ -242,7 +242,7 @@ fn compare_loss(section: &Value, model: &Arc<Dp>, is_missing: bool) {
     }
     let (mut values, mut grad) = ([0.0; 16], vec![0.0; params.len()]);
     core.values.read(0, &mut values).unwrap();
-    core.grad.read(0, &mut grad).unwrap();
+    core.learned.grad.read(0, &mut grad).unwrap();
     let near =
         |got: f64, want: f64| (got - want).abs() <= 1e-10 * want.abs() || got.is_nan() && want.is_nan();
     assert!(near(values[0], want.loss), "{section}: {} {}", values[0], want.loss);

@@ -80,7 +80,7 @@ impl Form {
 impl DescriptorOptions {
     /// What engines compute of this descriptor.
     pub fn form(&self) -> Form {
-        (self.kind.entry().form)(self)
+        (self.kind.about().form)(self)
     }
 
     /// Length of the descriptor of one atom.

@@ -11,7 +11,7 @@ const KEYS: &[Key] = &[Key::new("list", Kind::List(&EACH))
 
 /// The keys of a descriptor in the list.
 static PART: Table =
-    Table { keys: &[], variants: Some(Variants { what: "descriptor", default: "", list: PARTS }) };
+    Table { keys: &[], variants: Some(Variants { what: "descriptor", default: "", list: &PARTS }) };
 
 /// The name by which an input asks for a list.
 pub const NAME: &str = VARIANT.name;

@@ -1,13 +1,13 @@
 //! Descriptors: what the surroundings of an atom are turned into.
 //!
-//! A descriptor is a file of this folder, with an [`Entry`], and a line of the list below. What all of them have, the keys
+//! A descriptor is a file of this folder, with an `ENTRY`, and a line of the list below. What all of them have, the keys
 //! that several share, and how they are read is in this file.
 
 use super::keys::{self, ACTIVATION, SIZE, WIDTH, activation, neuron, precision};
 use super::options::Precision;
-use crate::config::Section;
 use crate::config::check::count;
 use crate::config::table::{Key, Kind, Pattern, Table, Variant, Variants};
+use crate::config::{Section, registry};
 use crate::err;
 use crate::error::Result;
 use crate::model::activation::Activation;
@@ -18,70 +18,35 @@ mod form;
 mod hybrid;
 pub mod nets;
 
-/// Declares the descriptors: the module of each, its own options, and its entry.
-macro_rules! descriptors {
-    ($($name:ident in $module:ident),* $(,)?) => {
-        $(mod $module;
-        pub use $module::$name;
-
-        impl $name {
-            /// The options of this descriptor, which these are known to be of.
-            #[allow(dead_code, reason = "some have none")]
-            fn of(options: &DescriptorOptions) -> &$name {
-                match &options.kind {
-                    DescriptorKind::$name(own) => own,
-                    #[allow(unreachable_patterns)]
-                    _ => unreachable!("an entry is asked about its own descriptor"),
-                }
-            }
-        })*
-
-        /// A descriptor with the options that are its own.
-        #[derive(Debug, Clone, PartialEq)]
-        pub enum DescriptorKind {
-            $($name($name),)*
-        }
-
-        impl DescriptorKind {
-            /// What is known of this descriptor.
-            pub fn entry(&self) -> &'static Entry {
-                match self {
-                    $(DescriptorKind::$name(_) => &$module::ENTRY,)*
-                }
-            }
-        }
-
-        /// Every descriptor that there is.
-        pub const DESCRIPTORS: &[&Entry] = &[$(&$module::ENTRY),*];
-
-        /// How they stand in an input, with those that only DeePMD-kit has.
-        const PARTS: &[Variant] = &[
-            $($module::ENTRY.variant,)*
-            Variant::not_yet("se_e3_tebd"),
-            Variant::not_yet("dpa2"),
-            Variant::not_yet("dpa3"),
-            Variant::not_yet("dpa4").aliases(&["DPA4", "SeZM", "sezm"]),
-            Variant::not_yet("dpa4c").aliases(&["DPA4C"]),
-            Variant::not_yet("loc_frame"),
-            Variant::not_yet("se_a_tpe").aliases(&["se_a_ebd"]),
-            Variant::not_yet("se_a_ebd_v2").aliases(&["se_a_tpe_v2"]),
-            Variant::not_yet("se_a_mask"),
-        ];
-    };
+registry::listed! {
+    /// A descriptor with the options that are its own.
+    enum DescriptorKind of DescriptorOptions;
+    /// Every descriptor, with those that only DeePMD-kit has.
+    list DESCRIPTORS of Descriptor {
+        SeE2A in se_e2_a,
+        SeE2R in se_e2_r,
+        SeE3 in se_e3,
+        SeAtten in se_atten,
+        SeAttenV2 in se_atten_v2,
+    }
+    not yet {
+        Variant::not_yet("se_e3_tebd"),
+        Variant::not_yet("dpa2"),
+        Variant::not_yet("dpa3"),
+        Variant::not_yet("dpa4").aliases(&["DPA4", "SeZM", "sezm"]),
+        Variant::not_yet("dpa4c").aliases(&["DPA4C"]),
+        Variant::not_yet("loc_frame"),
+        Variant::not_yet("se_a_tpe").aliases(&["se_a_ebd"]),
+        Variant::not_yet("se_a_ebd_v2").aliases(&["se_a_tpe_v2"]),
+        Variant::not_yet("se_a_mask"),
+    }
 }
 
-descriptors! {
-    SeE2A in se_e2_a,
-    SeE2R in se_e2_r,
-    SeE3 in se_e3,
-    SeAtten in se_atten,
-    SeAttenV2 in se_atten_v2,
-}
+/// A line of the list.
+type Entry = registry::Entry<Descriptor>;
 
 /// What is known of a descriptor without its options.
-pub struct Entry {
-    /// Its name and its keys in an input.
-    pub variant: Variant,
+pub struct Descriptor {
     /// The options that are its own, from a checked section and what all descriptors have.
     pub resolve: fn(&Section, &Shared) -> Result<DescriptorKind>,
     /// What engines compute of it.
@@ -122,8 +87,11 @@ pub struct Shared<'a> {
     pub type_map: &'a [String],
 }
 
+/// How descriptors stand in an input.
+static PARTS: [Variant; registry::count_types(DESCRIPTORS)] = registry::types(DESCRIPTORS);
+
 /// A descriptor, or a list of them.
-const VARIANTS: [Variant; PARTS.len() + 1] = {
+static VARIANTS: [Variant; PARTS.len() + 1] = {
     let mut all = [hybrid::VARIANT; PARTS.len() + 1];
     let mut k = 0;
     while k < PARTS.len() {
@@ -207,7 +175,7 @@ impl Descriptors {
 
     /// What DeePMD-kit calls number `k`: the front of the names of its parameters.
     pub fn prefix(&self, k: usize) -> String {
-        let networks = self.list[k].kind.entry().networks;
+        let networks = self.list[k].kind.about().networks;
         match self.is_hybrid {
             true => networks.replacen("descriptor", &format!("descriptor.descrpt_list.{k}"), 1),
             false => networks.to_string(),
@@ -277,18 +245,11 @@ pub enum Sel {
 
 // ---- Keys that descriptors share.
 
-pub const SEL: Key = Key::new(
-    "sel",
-    Kind::OneOf(&[
-        Kind::List(&SIZE),
-        Kind::Pattern(Pattern {
-            wanted: "\"auto\" or \"auto:RATIO\"",
-            check: |text| parse_auto_sel(text).map(|_| ()),
-        }),
-    ]),
-)
-.default("\"auto\"")
-.doc(
+const AUTO_SEL: Kind = Kind::Pattern(Pattern {
+    wanted: "\"auto\" or \"auto:RATIO\"",
+    check: |text| parse_auto_sel(text).map(|_| ()),
+});
+pub const SEL: Key = Key::new("sel", Kind::OneOf(&[Kind::List(&SIZE), AUTO_SEL])).default("\"auto\"").doc(
     "Neighbours of each type that an atom can have, nearest first; more are left out. With auto, the largest \
          number in the data times the ratio (1.1), rounded up to a multiple of 4.",
 );
@@ -303,6 +264,10 @@ pub const RCUT_SMTH: Key = Key::new("rcut_smth", Kind::NOT_NEGATIVE)
 pub const NEURON: Key = Key::new("neuron", Kind::List(&WIDTH)).default("[10,20,40]").doc(
     "Widths of the layers of the embedding net. A layer of the same or twice the width gets a shortcut.",
 );
+pub const AXIS_NEURON: Key = Key::new("axis_neuron", WIDTH)
+    .aliases(&["n_axis_neuron"])
+    .default("4")
+    .doc("Columns of the embedding that the descriptor is projected on.");
 pub const ACTIVATION_FUNCTION: Key =
     Key::new("activation_function", ACTIVATION).default("\"tanh\"").doc("Activation of the embedding net.");
 pub const RESNET_DT: Key = Key::new("resnet_dt", Kind::Bool)
@@ -360,16 +325,16 @@ impl DescriptorOptions {
                 .help("the switch starts at rcut_smth and reaches zero at rcut"));
         }
         let neuron = neuron(section)?;
-        let entry = entry_called(section.text("type")).expect("the section was checked");
+        let about = registry::chosen(DESCRIPTORS, section);
         Ok(DescriptorOptions {
-            kind: (entry.resolve)(section, &Shared { neuron: &neuron, type_map })?,
-            sel: Self::resolve_sel(section, type_map, entry.nets == Nets::Attention)?,
+            kind: (about.resolve)(section, &Shared { neuron: &neuron, type_map })?,
+            sel: Self::resolve_sel(section, type_map, about.nets == Nets::Attention)?,
             rcut,
             rcut_smth,
             neuron,
             activation: activation(section)?,
             resnet_dt: section.bool("resnet_dt"),
-            type_one_side: match entry.nets {
+            type_one_side: match about.nets {
                 Nets::ByKey | Nets::Attention => section.bool("type_one_side"),
                 Nets::ByNeighbor => true,
                 Nets::ByNeighbors => false,
@@ -439,11 +404,6 @@ pub(super) fn check_type(section: &Section, key: &str, t: u64, n_types: usize) -
     }
     let error = err!("there is no type {t}: type_map has the types 0 to {}", n_types - 1);
     Err(section.error(key, error))
-}
-
-/// The descriptor of this name.
-pub fn entry_called(name: &str) -> Option<&'static Entry> {
-    DESCRIPTORS.iter().copied().find(|entry| entry.variant.is_called(name))
 }
 
 #[cfg(test)]

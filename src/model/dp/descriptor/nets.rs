@@ -111,6 +111,6 @@ impl DescriptorOptions {
 
     /// Whether any atom can have to do with net `k`.
     pub fn uses_net(&self, k: usize, n_types: usize) -> bool {
-        self.kind.entry().nets != Nets::ByNeighbors || k % n_types <= k / n_types
+        self.kind.about().nets != Nets::ByNeighbors || k % n_types <= k / n_types
     }
 }

@@ -37,33 +37,35 @@ pub struct SeAtten {
     pub use_tebd_bias: bool,
 }
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("se_atten", KEYS, "Attention between the neighbours; types by an embedding")
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("se_atten", KEYS, "Attention between the neighbours; types by an embedding")
         .aliases(&["dpa1"]),
-    resolve: |section, shared| resolve(section, shared, mode(section)?, section.bool("smooth_type_embedding")).map(DescriptorKind::SeAtten),
-    form,
-    in_files: "dpa1",
-    networks: "descriptor",
-    statistics: "se_a",
-    nets: Nets::Attention,
-    write: |options| {
-        let own = SeAtten::of(options);
-        let mut keys = own.write();
-        keys.push(("tebd_input_mode", if own.strip { "strip" } else { "concat" }.into()));
-        keys.push(("smooth_type_embedding", own.smooth.into()));
-        keys
+    Descriptor {
+        resolve: |section, shared| resolve(section, shared, mode(section)?, section.bool("smooth_type_embedding")).map(DescriptorKind::SeAtten),
+        form,
+        in_files: "dpa1",
+        networks: "descriptor",
+        statistics: "se_a",
+        nets: Nets::Attention,
+        write: |options| {
+            let own = SeAtten::of(options);
+            let mut keys = own.write();
+            keys.push(("tebd_input_mode", if own.strip { "strip" } else { "concat" }.into()));
+            keys.push(("smooth_type_embedding", own.smooth.into()));
+            keys
+        },
+        read: |get, shared| {
+            let mode = get("tebd_input_mode")?;
+            let strip = match mode.as_str() {
+                Some("concat") => false,
+                Some("strip") => true,
+                _ => bail!("tebd_input_mode: found {mode}, wanted \"concat\" or \"strip\""),
+            };
+            let Some(smooth) = get("smooth_type_embedding")?.as_bool() else { bail!("smooth_type_embedding: wanted true or false") };
+            SeAtten::read(get, shared, strip, smooth).map(DescriptorKind::SeAtten)
+        },
     },
-    read: |get, shared| {
-        let mode = get("tebd_input_mode")?;
-        let strip = match mode.as_str() {
-            Some("concat") => false,
-            Some("strip") => true,
-            _ => bail!("tebd_input_mode: found {mode}, wanted \"concat\" or \"strip\""),
-        };
-        let Some(smooth) = get("smooth_type_embedding")?.as_bool() else { bail!("smooth_type_embedding: wanted true or false") };
-        SeAtten::read(get, shared, strip, smooth).map(DescriptorKind::SeAtten)
-    },
-};
+);
 
 const KEYS: &[Key] = &[
     SEL_OF_ALL,
@@ -111,10 +113,7 @@ pub const SEL_OF_ALL: Key = Key::new(
     Kind::OneOf(&[
         SIZE,
         Kind::List(&SIZE),
-        Kind::Pattern(Pattern {
-            wanted: "\"auto\" or \"auto:RATIO\"",
-            check: |text| parse_auto_sel(text).map(|_| ()),
-        }),
+        AUTO_SEL,
     ]),
 )
 .default("\"auto\"")
@@ -122,10 +121,6 @@ pub const SEL_OF_ALL: Key = Key::new(
     "Neighbours that an atom can have, of all types together, nearest first; more are left out. Of a list the sum counts. With \
      auto, the largest number in the data times the ratio (1.1), rounded up to a multiple of 4.",
 );
-pub const AXIS_NEURON: Key = Key::new("axis_neuron", WIDTH)
-    .aliases(&["n_axis_neuron"])
-    .default("4")
-    .doc("Columns of the embedding that the descriptor is projected on.");
 pub const LMAX: Key = Key::new("lmax", Kind::Int(1, 4))
     .optional()
     .doc("Degree up to which directions enter. Only 1, the default, is supported yet.");

@@ -7,25 +7,27 @@ use super::*;
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeAttenV2(pub SeAtten);
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of(
+pub const ENTRY: Entry = Entry::new(
+    Variant::of(
         "se_atten_v2",
         KEYS,
         "se_atten with tebd_input_mode \"strip\" and smooth_type_embedding",
     ),
-    resolve: |section, shared| {
-        se_atten::resolve(section, shared, true, true).map(|own| DescriptorKind::SeAttenV2(SeAttenV2(own)))
+    Descriptor {
+        resolve: |section, shared| {
+            se_atten::resolve(section, shared, true, true).map(|own| DescriptorKind::SeAttenV2(SeAttenV2(own)))
+        },
+        form,
+        in_files: "se_atten_v2",
+        networks: "descriptor",
+        statistics: "se_a",
+        nets: Nets::Attention,
+        write: |options| SeAttenV2::of(options).0.write(),
+        read: |get, shared| {
+            SeAtten::read(get, shared, true, true).map(|own| DescriptorKind::SeAttenV2(SeAttenV2(own)))
+        },
     },
-    form,
-    in_files: "se_atten_v2",
-    networks: "descriptor",
-    statistics: "se_a",
-    nets: Nets::Attention,
-    write: |options| SeAttenV2::of(options).0.write(),
-    read: |get, shared| {
-        SeAtten::read(get, shared, true, true).map(|own| DescriptorKind::SeAttenV2(SeAttenV2(own)))
-    },
-};
+);
 
 const KEYS: &[Key] = &[
     SEL_OF_ALL,

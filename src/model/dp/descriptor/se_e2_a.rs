@@ -10,28 +10,27 @@ pub struct SeE2A {
     pub axis_neuron: usize,
 }
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("se_e2_a", KEYS, "Distances and directions of the neighbours, by an embedding net")
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("se_e2_a", KEYS, "Distances and directions of the neighbours, by an embedding net")
         .aliases(&["se_a"]),
-    resolve,
-    form: |options| Form::Directions { axis: SeE2A::of(options).axis_neuron },
-    in_files: "se_e2_a",
-    networks: "descriptor.sea",
-    statistics: "se_a",
-    nets: Nets::ByKey,
-    write: |options| vec![("axis_neuron", SeE2A::of(options).axis_neuron.into())],
-    read,
-};
+    Descriptor {
+        resolve,
+        form: |options| Form::Directions { axis: SeE2A::of(options).axis_neuron },
+        in_files: "se_e2_a",
+        networks: "descriptor.sea",
+        statistics: "se_a",
+        nets: Nets::ByKey,
+        write: |options| vec![("axis_neuron", SeE2A::of(options).axis_neuron.into())],
+        read,
+    },
+);
 
 const KEYS: &[Key] = &[
     SEL,
     RCUT,
     RCUT_SMTH,
     NEURON,
-    Key::new("axis_neuron", WIDTH)
-        .aliases(&["n_axis_neuron"])
-        .default("4")
-        .doc("Columns of the embedding that the descriptor is projected on."),
+    AXIS_NEURON,
     ACTIVATION_FUNCTION,
     RESNET_DT,
     TYPE_ONE_SIDE,

@@ -12,18 +12,20 @@ pub struct SeE2R;
 /// DeePMD-kit multiplies the mean over the slots by this.
 const SCALE: f64 = 1.0 / 5.0;
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("se_e2_r", KEYS, "Distances of the neighbours alone, by an embedding net")
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("se_e2_r", KEYS, "Distances of the neighbours alone, by an embedding net")
         .aliases(&["se_r"]),
-    resolve: |_, _| Ok(DescriptorKind::SeE2R(SeE2R)),
-    form: |_| Form::Distances { scale: SCALE },
-    in_files: "se_e2_r",
-    networks: "descriptor",
-    statistics: "se_r",
-    nets: Nets::ByNeighbor,
-    write: |_| Vec::new(),
-    read: |_, _| Ok(DescriptorKind::SeE2R(SeE2R)),
-};
+    Descriptor {
+        resolve: |_, _| Ok(DescriptorKind::SeE2R(SeE2R)),
+        form: |_| Form::Distances { scale: SCALE },
+        in_files: "se_e2_r",
+        networks: "descriptor",
+        statistics: "se_r",
+        nets: Nets::ByNeighbor,
+        write: |_| Vec::new(),
+        read: |_, _| Ok(DescriptorKind::SeE2R(SeE2R)),
+    },
+);
 
 const KEYS: &[Key] = &[
     SEL,

@@ -6,18 +6,20 @@ use super::*;
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeE3;
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("se_e3", KEYS, "Directions of the neighbours two by two, by an embedding net")
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("se_e3", KEYS, "Directions of the neighbours two by two, by an embedding net")
         .aliases(&["se_at", "se_a_3be", "se_t"]),
-    resolve,
-    form: |_| Form::Angles,
-    in_files: "se_e3",
-    networks: "descriptor.seat",
-    statistics: "se_a",
-    nets: Nets::ByNeighbors,
-    write: |_| Vec::new(),
-    read: |_, _| Ok(DescriptorKind::SeE3(SeE3)),
-};
+    Descriptor {
+        resolve,
+        form: |_| Form::Angles,
+        in_files: "se_e3",
+        networks: "descriptor.seat",
+        statistics: "se_a",
+        nets: Nets::ByNeighbors,
+        write: |_| Vec::new(),
+        read: |_, _| Ok(DescriptorKind::SeE3(SeE3)),
+    },
+);
 
 const KEYS: &[Key] = &[
     SEL,

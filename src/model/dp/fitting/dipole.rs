@@ -6,22 +6,24 @@ use super::*;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dipole;
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("dipole", KEYS, "The dipole of an atom, a vector that turns with its neighbours"),
-    resolve: |_, _, _| Ok(FittingKind::Dipole(Dipole)),
-    output: |_| Output {
-        name: "dipole".into(),
-        width: 3,
-        made: Made::Vector,
-        is_intensive: false,
-        applied: Applied::Nothing,
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("dipole", KEYS, "The dipole of an atom, a vector that turns with its neighbours"),
+    FittingNet {
+        resolve: |_, _, _| Ok(FittingKind::Dipole(Dipole)),
+        output: |_| Output {
+            name: "dipole".into(),
+            width: 3,
+            made: Made::Vector,
+            is_intensive: false,
+            applied: Applied::Nothing,
+        },
+        version: 4,
+        // Derivatives by positions, which DeePMD-kit gives too.
+        write: |_| vec![("r_differentiable", true.into()), ("c_differentiable", true.into())],
+        section: |_| Vec::new(),
+        read: |_| Ok(FittingKind::Dipole(Dipole)),
     },
-    version: 4,
-    // Derivatives by positions, which DeePMD-kit gives too.
-    write: |_| vec![("r_differentiable", true.into()), ("c_differentiable", true.into())],
-    section: |_| Vec::new(),
-    read: |_| Ok(FittingKind::Dipole(Dipole)),
-};
+);
 
 const KEYS: &[Key] = &[
     NUMB_FPARAM,

@@ -9,20 +9,22 @@ pub struct Dos {
     pub numb_dos: usize,
 }
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("dos", KEYS, "The density of states of an atom on a grid"),
-    resolve,
-    output: |options| {
-        let width = Dos::of(options).numb_dos;
-        Output { name: "dos".into(), width, made: Made::Itself, is_intensive: false, applied: Applied::Bias }
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("dos", KEYS, "The density of states of an atom on a grid"),
+    FittingNet {
+        resolve,
+        output: |options| {
+            let width = Dos::of(options).numb_dos;
+            Output { name: "dos".into(), width, made: Made::Itself, is_intensive: false, applied: Applied::Bias }
+        },
+        version: 4,
+        write: |options| vec![("dim_out", Dos::of(options).numb_dos.into()), ("atom_ener", Value::Null)],
+        section: |options| {
+            vec![("rcond", options.rcond.into()), ("numb_dos", Dos::of(options).numb_dos.into())]
+        },
+        read: |get| Ok(FittingKind::Dos(Dos { numb_dos: read_width(get, "dim_out")? })),
     },
-    version: 4,
-    write: |options| vec![("dim_out", Dos::of(options).numb_dos.into()), ("atom_ener", Value::Null)],
-    section: |options| {
-        vec![("rcond", options.rcond.into()), ("numb_dos", Dos::of(options).numb_dos.into())]
-    },
-    read: |get| Ok(FittingKind::Dos(Dos { numb_dos: read_width(get, "dim_out")? })),
-};
+);
 
 const KEYS: &[Key] = &[
     NUMB_FPARAM,

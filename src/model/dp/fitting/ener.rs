@@ -6,21 +6,23 @@ use super::*;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ener;
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("ener", KEYS, "The energy of an atom"),
-    resolve,
-    output: |_| Output { name: "energy".into(), width: 1, made: Made::Itself, is_intensive: false, applied: Applied::Bias },
-    version: 4,
-    write: |options| vec![("dim_out", 1.into()), ("atom_ener", options.atom_ener.clone().into())],
-    section: |options| {
-        vec![
-            ("rcond", options.rcond.into()),
-            ("use_aparam_as_mask", options.use_aparam_as_mask.into()),
-            ("atom_ener", options.atom_ener.clone().into()),
-        ]
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("ener", KEYS, "The energy of an atom"),
+    FittingNet {
+        resolve,
+        output: |_| Output { name: "energy".into(), width: 1, made: Made::Itself, is_intensive: false, applied: Applied::Bias },
+        version: 4,
+        write: |options| vec![("dim_out", 1.into()), ("atom_ener", options.atom_ener.clone().into())],
+        section: |options| {
+            vec![
+                ("rcond", options.rcond.into()),
+                ("use_aparam_as_mask", options.use_aparam_as_mask.into()),
+                ("atom_ener", options.atom_ener.clone().into()),
+            ]
+        },
+        read: |_| Ok(FittingKind::Ener(Ener)),
     },
-    read: |_| Ok(FittingKind::Ener(Ener)),
-};
+);
 
 const KEYS: &[Key] = &[
     NUMB_FPARAM,

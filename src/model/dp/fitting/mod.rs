@@ -1,75 +1,41 @@
 //! Fitting nets: what a descriptor is turned into.
 //!
-//! A fitting net is a file of this folder, with an [`Entry`], and a line of the list below. What all of them have, the keys that
+//! A fitting net is a file of this folder, with an `ENTRY`, and a line of the list below. What all of them have, the keys that
 //! several share, and how they are read is in this file.
 
 use super::descriptor::Descriptors;
 use super::keys::{self, ACTIVATION, SIZE, WIDTH, activation, neuron, precision};
 use super::options::Precision;
-use crate::config::Section;
 use crate::config::check::count;
 use crate::config::table::{Key, Kind, Table, Variant, Variants};
+use crate::config::{Section, registry};
 use crate::err;
 use crate::error::Result;
 use crate::model::activation::Activation;
 use serde_json::Value;
 
-/// Declares the fitting nets: the module of each, its own options, and its entry.
-macro_rules! fitting_nets {
-    ($($name:ident in $module:ident),* $(,)?) => {
-        $(mod $module;
-        pub use $module::$name;
-
-        impl $name {
-            /// The options of this fitting net, which these are known to be of.
-            #[allow(dead_code, reason = "some have none")]
-            pub fn of(options: &FittingOptions) -> &$name {
-                match &options.kind {
-                    FittingKind::$name(own) => own,
-                    _ => unreachable!("an entry is asked about its own fitting net"),
-                }
-            }
-        })*
-
-        /// A fitting net with the options that are its own.
-        #[derive(Debug, Clone, PartialEq)]
-        pub enum FittingKind {
-            $($name($name),)*
-        }
-
-        impl FittingKind {
-            /// What is known of this fitting net.
-            pub fn entry(&self) -> &'static Entry {
-                match self {
-                    $(FittingKind::$name(_) => &$module::ENTRY,)*
-                }
-            }
-        }
-
-        /// Every fitting net that there is.
-        const FITTING_NETS: &[&Entry] = &[$(&$module::ENTRY),*];
-
-        /// How they stand in an input, with those that only DeePMD-kit has.
-        const VARIANTS: &[Variant] = &[
-            $($module::ENTRY.variant,)*
-            Variant::not_yet("dpa4_ener").aliases(&["sezm_ener"]),
-            Variant::not_yet("population"),
-        ];
-    };
+registry::listed! {
+    /// A fitting net with the options that are its own.
+    enum FittingKind of FittingOptions;
+    /// Every fitting net, with those that only DeePMD-kit has.
+    list FITTING_NETS of FittingNet {
+        Ener in ener,
+        Dos in dos,
+        Property in property,
+        Dipole in dipole,
+        Polar in polar,
+    }
+    not yet {
+        Variant::not_yet("dpa4_ener").aliases(&["sezm_ener"]),
+        Variant::not_yet("population"),
+    }
 }
 
-fitting_nets! {
-    Ener in ener,
-    Dos in dos,
-    Property in property,
-    Dipole in dipole,
-    Polar in polar,
-}
+/// A line of the list.
+type Entry = registry::Entry<FittingNet>;
 
 /// What is known of a fitting net without its options.
-pub struct Entry {
-    /// Its name and its keys in an input.
-    pub variant: Variant,
+pub struct FittingNet {
     /// The options that are its own, from a checked section with so many types; some stand among those of all.
     pub resolve: fn(&Section, &mut FittingOptions, usize) -> Result<FittingKind>,
     /// What it predicts.
@@ -80,7 +46,7 @@ pub struct Entry {
     pub write: fn(&FittingOptions) -> Vec<(&'static str, Value)>,
     /// The keys of an input that are its own.
     pub section: fn(&FittingOptions) -> Vec<(&'static str, Value)>,
-    /// What [`Entry::write`] wrote, read: `get` gives the value of a key, null where it is not there.
+    /// What [`FittingNet::write`] wrote, read: `get` gives the value of a key, null where it is not there.
     pub read: fn(Get) -> Result<FittingKind>,
 }
 
@@ -185,7 +151,9 @@ pub struct FittingOptions {
 
 /// The keys of the `fitting_net` section.
 pub static FITTING: Table =
-    Table { keys: &[], variants: Some(Variants { what: "fitting net", default: "ener", list: VARIANTS }) };
+    Table { keys: &[], variants: Some(Variants { what: "fitting net", default: "ener", list: &TYPES }) };
+
+static TYPES: [Variant; registry::count_types(FITTING_NETS)] = registry::types(FITTING_NETS);
 
 // ---- Keys that fitting nets share.
 
@@ -233,8 +201,7 @@ impl FittingOptions {
         if !self.output().made.is_turned() || (has_directions && !descriptors.is_hybrid) {
             return Ok(());
         }
-        let found =
-            if descriptors.is_hybrid { "hybrid" } else { descriptors.list[0].kind.entry().variant.name };
+        let found = if descriptors.is_hybrid { "hybrid" } else { descriptors.list[0].kind.name() };
         Err(err!(
             "a fitting net of type \"{}\" needs the directions of one descriptor, and this is \"{found}\"",
             self.type_name()
@@ -265,7 +232,7 @@ impl FittingOptions {
 
     /// What it predicts.
     pub fn output(&self) -> Output {
-        (self.kind.entry().output)(self)
+        (self.kind.about().output)(self)
     }
 
     /// Whether it predicts an energy, which has forces and virials.
@@ -284,7 +251,7 @@ impl FittingOptions {
 
     /// The name of its type.
     pub fn type_name(&self) -> &'static str {
-        self.kind.entry().variant.name
+        self.kind.name()
     }
 
     /// Resolves the checked `fitting_net` section.
@@ -325,15 +292,10 @@ impl FittingOptions {
             rcond: None,
             atom_ener: Vec::new(),
         };
-        let entry = entry_called(section.text("type")).expect("the section was checked");
-        options.kind = (entry.resolve)(section, &mut options, n_types)?;
+        let about = registry::chosen(FITTING_NETS, section);
+        options.kind = (about.resolve)(section, &mut options, n_types)?;
         Ok(options)
     }
-}
-
-/// The fitting net of this name.
-pub fn entry_called(name: &str) -> Option<&'static Entry> {
-    FITTING_NETS.iter().copied().find(|entry| entry.variant.is_called(name))
 }
 
 /// A number of outputs in a model file.

@@ -13,34 +13,36 @@ pub struct Polar {
     pub shift_diag: bool,
 }
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("polar", KEYS, "The polarizability of an atom, a tensor that turns with its neighbours"),
-    resolve,
-    output: |options| {
-        let own = Polar::of(options);
-        Output {
-            name: "polarizability".into(),
-            width: 9,
-            made: if own.fit_diag { Made::Diagonal } else { Made::Matrix },
-            is_intensive: false,
-            applied: if own.shift_diag { Applied::Diagonal } else { Applied::Nothing },
-        }
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("polar", KEYS, "The polarizability of an atom, a tensor that turns with its neighbours"),
+    FittingNet {
+        resolve,
+        output: |options| {
+            let own = Polar::of(options);
+            Output {
+                name: "polarizability".into(),
+                width: 9,
+                made: if own.fit_diag { Made::Diagonal } else { Made::Matrix },
+                is_intensive: false,
+                applied: if own.shift_diag { Applied::Diagonal } else { Applied::Nothing },
+            }
+        },
+        version: 5,
+        write: |options| {
+            let own = Polar::of(options);
+            vec![("fit_diag", own.fit_diag.into()), ("shift_diag", own.shift_diag.into())]
+        },
+        section: |options| {
+            let own = Polar::of(options);
+            vec![
+                ("fit_diag", own.fit_diag.into()),
+                ("scale", own.scale.clone().into()),
+                ("shift_diag", own.shift_diag.into()),
+            ]
+        },
+        read,
     },
-    version: 5,
-    write: |options| {
-        let own = Polar::of(options);
-        vec![("fit_diag", own.fit_diag.into()), ("shift_diag", own.shift_diag.into())]
-    },
-    section: |options| {
-        let own = Polar::of(options);
-        vec![
-            ("fit_diag", own.fit_diag.into()),
-            ("scale", own.scale.clone().into()),
-            ("shift_diag", own.shift_diag.into()),
-        ]
-    },
-    read,
-};
+);
 
 const KEYS: &[Key] = &[
     NUMB_FPARAM,

@@ -14,41 +14,43 @@ pub struct Property {
     pub distinguish_types: bool,
 }
 
-pub const ENTRY: Entry = Entry {
-    variant: Variant::of("property", KEYS, "Numbers of a frame, by the name of their file: a sum over atoms, or a mean"),
-    resolve,
-    output: |options| {
-        let own = Property::of(options);
-        Output {
-            name: own.name.clone(),
-            width: own.task_dim,
-            made: Made::Itself,
-            is_intensive: own.is_intensive,
-            applied: if own.distinguish_types { Applied::Normalised } else { Applied::NormalisedAlike },
-        }
+pub const ENTRY: Entry = Entry::new(
+    Variant::of("property", KEYS, "Numbers of a frame, by the name of their file: a sum over atoms, or a mean"),
+    FittingNet {
+        resolve,
+        output: |options| {
+            let own = Property::of(options);
+            Output {
+                name: own.name.clone(),
+                width: own.task_dim,
+                made: Made::Itself,
+                is_intensive: own.is_intensive,
+                applied: if own.distinguish_types { Applied::Normalised } else { Applied::NormalisedAlike },
+            }
+        },
+        version: 6,
+        write: |options| {
+            let own = Property::of(options);
+            vec![
+                ("dim_out", own.task_dim.into()),
+                ("atom_ener", Value::Null),
+                ("task_dim", own.task_dim.into()),
+                ("intensive", own.is_intensive.into()),
+                ("distinguish_types", own.distinguish_types.into()),
+            ]
+        },
+        section: |options| {
+            let own = Property::of(options);
+            vec![
+                ("property_name", own.name.clone().into()),
+                ("task_dim", own.task_dim.into()),
+                ("intensive", own.is_intensive.into()),
+                ("distinguish_types", own.distinguish_types.into()),
+            ]
+        },
+        read,
     },
-    version: 6,
-    write: |options| {
-        let own = Property::of(options);
-        vec![
-            ("dim_out", own.task_dim.into()),
-            ("atom_ener", Value::Null),
-            ("task_dim", own.task_dim.into()),
-            ("intensive", own.is_intensive.into()),
-            ("distinguish_types", own.distinguish_types.into()),
-        ]
-    },
-    section: |options| {
-        let own = Property::of(options);
-        vec![
-            ("property_name", own.name.clone().into()),
-            ("task_dim", own.task_dim.into()),
-            ("intensive", own.is_intensive.into()),
-            ("distinguish_types", own.distinguish_types.into()),
-        ]
-    },
-    read,
-};
+);
 
 const KEYS: &[Key] = &[
     NUMB_FPARAM,
