@@ -245,7 +245,8 @@ fn main() -> Result<()> {
             OnGpu::Fused(form) => {
                 let device = program::open(&gpu.cuda, gpu.index, *numbers, form, &env)?;
                 let evaluator = Evaluator::new(&device, &model, &params, min_distance)?;
-                OnDevice::Fused(evaluator.ok_or_else(|| Error::new("the embedding nets have no series"))?)
+                let evaluator = evaluator.ok_or_else(|| Error::new("the embedding nets have no series"))?;
+                OnDevice::Fused(Box::new(evaluator))
             }
             OnGpu::Operations => {
                 let predictor = Predictor::new(spec.clone(), threads)?.with_numbers(*numbers);
@@ -281,6 +282,6 @@ fn main() -> Result<()> {
 
 /// A model on a GPU, by the engine that has it.
 enum OnDevice {
-    Fused(Evaluator),
+    Fused(Box<Evaluator>),
     Operations(Box<Predictor>),
 }

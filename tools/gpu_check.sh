@@ -677,7 +677,7 @@ sys.exit(not a or len(a) != len(b) or any(abs(x - y) > $([ $precision = float64 
             train "$folder" && (cd "$folder" && "$bin/dp" freeze -o model.dp >freeze.log 2>&1)
             for numbers in float64 tf32; do
                 "$bin/evaluate" --model "$folder/model.dp" --data "$data/water/data_0" --sizes 3 --numbers $numbers >"$folder/$numbers.log" 2>&1
-                python3 - "$folder/$numbers.log" $([ $numbers = float64 ] && echo 1e-10 || echo 0.05) <<'END'
+                python3 - "$folder/$numbers.log" $([ $numbers = float64 ] && echo 1e-10 || echo 0.1) <<'END'
 import re, sys
 found = re.findall(r"against the CPU: energy (\S+) eV an atom, forces (\S+), virial (\S+)", open(sys.argv[1]).read())
 sys.exit(len(found) != 3 or any(not float(x) < float(sys.argv[2]) for row in found for x in row))

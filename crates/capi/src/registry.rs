@@ -23,7 +23,7 @@ pub enum Object {
     Models(Vec<Potential>),
     List(List),
     /// A model of dipoles or polarizabilities.
-    Tensor(Tensor),
+    Tensor(Box<Tensor>),
     /// It could not be made, or panicked; the entry's text says why.
     Broken,
 }

@@ -161,7 +161,7 @@ fn ask<R>(handle: Handle, fallback: R, body: impl FnOnce(&mut Tensor) -> Result<
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn DP_NewDeepTensor(name: *const c_char) -> Handle {
     // SAFETY: the caller's promise.
-    border::make(|| Ok(Object::Tensor(Tensor::load(&unsafe { path(name)? })?)))
+    border::make(|| Ok(Object::Tensor(Box::new(Tensor::load(&unsafe { path(name)? })?))))
 }
 
 /// The scope of names is one of TensorFlow's, which models here do not have.
