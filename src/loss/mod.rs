@@ -21,6 +21,7 @@ use crate::config::registry::{self, Resolve};
 use crate::config::table::{Table, Variant, Variants};
 use crate::data::Frame;
 use crate::data::field::{Field, Wants};
+use crate::engine::cuda::plan::outputs::DeviceLoss;
 use crate::engine::{Prediction, Seeds};
 use crate::err;
 use crate::error::Result;
@@ -97,6 +98,19 @@ pub enum OutputLoss {
     Squares([Option<Prefactor>; 4]),
     /// Of properties of frames, with the deviation of each.
     Property { function: property::Measure, beta: f64, deviation: Vec<f64> },
+}
+
+impl OutputLoss {
+    /// The loss as the kernels know it.
+    pub fn for_kernels(&self) -> DeviceLoss {
+        match self {
+            OutputLoss::Squares(_) => DeviceLoss::Squares,
+            OutputLoss::Property { function, beta, deviation } => {
+                let (function, beta, deviation) = (function.place(), *beta, deviation.clone());
+                DeviceLoss::Property { function, beta, deviation }
+            }
+        }
+    }
 }
 
 /// Such a loss, and the errors that are shown of it: names, and places in the order of the squares or of the measures.

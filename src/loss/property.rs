@@ -31,8 +31,14 @@ pub enum Measure {
     Mape,
 }
 
-/// By name, in the order in which they are shown.
-pub const MEASURES: [(&str, Measure); 5] = [
+impl Measure {
+    /// Its place in the order in which they are shown.
+    pub fn place(self) -> usize {
+        MEASURES.iter().position(|(_, known)| *known == self).unwrap_or(0)
+    }
+}
+
+const MEASURES: [(&str, Measure); 5] = [
     ("smooth_mae", Measure::SmoothMae),
     ("mae", Measure::Mae),
     ("mse", Measure::Mse),
@@ -105,8 +111,7 @@ impl LossOptions for PropertyLossOptions {
 
     fn on_device(&self, model: &Dp) -> Option<OutputTerms> {
         let (function, beta, deviation) = (self.function, self.beta, deviation(model));
-        let place = |measure: &Measure| MEASURES.iter().position(|(_, known)| known == measure);
-        let shown = self.metric.iter().filter_map(|measure| Some((name(*measure), place(measure)?)));
+        let shown = self.metric.iter().map(|&measure| (name(measure), measure.place()));
         Some(OutputTerms { loss: OutputLoss::Property { function, beta, deviation }, shown: shown.collect() })
     }
 

@@ -41,7 +41,9 @@ impl LossOnGpu {
             Compared::Outputs(terms) => {
                 let mut core = PlanCore::new(device, &setup.model, Terms { loss: None, virial: false })?;
                 let outputs = core.common.outputs.as_mut();
-                outputs.expect("this loss is for such a model").use_loss(device, &terms.loss)?;
+                outputs
+                    .expect("this loss is for such a model")
+                    .use_loss(device, &terms.loss.for_kernels())?;
                 Ok(core)
             }
         }

@@ -7,7 +7,6 @@ use super::shape::{Class, Place, Shape};
 use crate::Result;
 use crate::engine::{Prediction, Seeds};
 use crate::gpu::{Buffer, Device, Launch, Ptr, Real};
-use crate::loss::{OutputLoss, property};
 use crate::model::dp::Dp;
 use crate::model::dp::options::Made;
 use std::sync::Arc;
@@ -17,6 +16,15 @@ const FRAME_SUMS: usize = 8;
 /// The losses as the kernels number them; 0: none.
 const BY_SQUARES: i32 = 1;
 const BY_PROPERTY: i32 = 2;
+
+/// A loss of outputs as the kernels know it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DeviceLoss {
+    /// Mean squares, which have their weights with each batch: of atoms, of their running sums, of frames, of theirs.
+    Squares,
+    /// A function of the errors of properties, as `kernels/outputs.cu` numbers them, and the deviation of each.
+    Property { function: usize, beta: f64, deviation: Vec<f64> },
+}
 
 /// What all batches share of a model's outputs.
 pub struct OutputTables {
@@ -56,13 +64,12 @@ impl OutputTables {
     }
 
     /// From now on batches have this loss. No shape was made yet.
-    pub fn use_loss(&mut self, device: &Arc<Device>, loss: &OutputLoss) -> Result<()> {
+    pub fn use_loss(&mut self, device: &Arc<Device>, loss: &DeviceLoss) -> Result<()> {
         match loss {
-            OutputLoss::Squares(_) => self.constants.loss = BY_SQUARES,
-            OutputLoss::Property { function, beta, deviation } => {
+            DeviceLoss::Squares => self.constants.loss = BY_SQUARES,
+            DeviceLoss::Property { function, beta, deviation } => {
                 let unit = Buffer::of(device, deviation, "tables")?;
-                let function = property::MEASURES.iter().position(|(_, known)| known == function);
-                self.constants.function = function.expect("all of them are on the list") as i32;
+                self.constants.function = *function as i32;
                 (self.constants.loss, self.constants.beta) = (BY_PROPERTY, *beta);
                 self.constants.unit = unit.address();
                 self._kept.push(unit);

@@ -218,7 +218,7 @@ fn compare_loss(section: &Value, model: &Arc<Dp>, is_missing: bool) {
     reference.backward(&mut want_grad, &params, &batch, &seeds);
 
     let mut core = PlanCore::new(&device, model, Terms { loss: None, virial: false }).unwrap();
-    core.common.outputs.as_mut().unwrap().use_loss(&device, &terms.loss).unwrap();
+    core.common.outputs.as_mut().unwrap().use_loss(&device, &terms.loss.for_kernels()).unwrap();
     core.set_params(&params).unwrap();
     let (parts, lists) = (&core.common.parts, &core.common.graph.lists);
     let prepare = |frame: &Frame| PlanFrame::new(parts, lists, frame, Numbers::F64).unwrap();
