@@ -242,6 +242,26 @@ fn trains_as_on_the_cpu(optimizer: Value, tolerance: f64, change: impl Fn(&mut V
     near(&train(5, "--device cuda --restart model.ckpt"));
 }
 
+/// Batches of frames of eight and of five atoms; the shorter ones come more than once in a batch.
+fn mixed_batches(input: &mut Value, batch_size: &str) {
+    let few = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/se_e2_a/data/few");
+    for (data, own) in [("training_data", "train"), ("validation_data", "valid")] {
+        input["training"][data] =
+            json!({"systems": [own, few], "batch_size": batch_size, "sys_probs": [0.4, 0.6]});
+    }
+}
+
+#[test]
+fn batches_of_several_systems_train_as_on_the_cpu() {
+    for batch_size in ["mixed:6", "mix:29"] {
+        trains_as_on_the_cpu(json!({"type": "Adam"}), 1e-9, |input| mixed_batches(input, batch_size));
+    }
+    trains_as_on_the_cpu(json!({"type": "Adam"}), 1e-6, |input| {
+        mixed_batches(input, "mixed:6");
+        input["model"]["descriptor"] = by_operations().remove(1);
+    });
+}
+
 fn clipped(input: &mut Value) {
     input["training"]["gradient_max_norm"] = json!(0.5);
 }

@@ -84,6 +84,7 @@ pub fn setup(
         full["model"] = input.model.script.clone();
     }
     let data = open_data(team, &input)?;
+    leave_out_unselected(&mut input.model, &mut full, &data);
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
     let saved = origin.as_ref().map(Origin::options).transpose()?;
     let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_deref(), saved.as_ref());
@@ -147,6 +148,28 @@ pub(super) fn open_data(team: &mut Team, input: &Input) -> Result<DataSets> {
         missing.chain(warnings::doubled(&data)).for_each(|line| log::warn!("{line}"));
     }
     Ok(data)
+}
+
+/// Where labels are those of selected atoms alone, the other types have no output.
+pub(super) fn leave_out_unselected(model: &mut ModelOptions, full: &mut Value, data: &DataSets) {
+    let sets = [Some(&data.training), data.validation.as_ref()];
+    let Some(system) =
+        sets.into_iter().flatten().flat_map(|set| &set.systems).find(|s| s.has_selected_labels())
+    else {
+        return;
+    };
+    let is_left_out = |t: &usize| !model.has_energy(*t as i32) || !model.fitting.sel_type.contains(t);
+    let left_out: Vec<usize> = (0..model.type_map.len()).filter(is_left_out).collect();
+    let names: Vec<&str> = left_out.iter().map(|&t| model.type_map[t].as_str()).collect();
+    log::info!(
+        "atoms of {} have no output: {} has labels of the others alone",
+        names.join(", "),
+        system.path
+    );
+    for section in [&mut full["model"], &mut model.script] {
+        section["atom_exclude_types"] = left_out.clone().into();
+    }
+    model.atom_exclude_types = left_out;
 }
 
 /// Rank 0 reads the input; all have the same, a random seed included.

@@ -218,9 +218,7 @@ impl OperationsOnGpu {
             if batch as usize % team.size() != team.rank() {
                 continue;
             }
-            let ids: Vec<_> =
-                draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
-            let places = self.validation_places(&data, &ids)?;
+            let places = self.validation_places(&data, &draw.frames)?;
             let value = steps.errors(self, &places, rate, team)?;
             let atoms = places.frames.iter().map(|r| r.facts.n_atoms).sum::<usize>();
             out.push((batch, atoms as f64, validate::shown(&value)));

@@ -61,9 +61,7 @@ impl DeepPotentialOnGpu {
             if batch as usize % team.n_groups() != team.group() {
                 continue;
             }
-            let ids: Vec<_> =
-                draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
-            let slots = self.validation_slots(&ids, team)?;
+            let slots = self.validation_slots(&draw.frames, team)?;
             let value = steps.errors(self, &slots, rate, team)?;
             let atoms = slots.iter().map(|&s| self.core.store.facts(s as usize).shape.n_atoms).sum::<usize>();
             if team.speaks_for_group() {
