@@ -69,6 +69,20 @@ fn an_absent_nvrtc_or_nccl_is_named_with_what_was_tried() {
 }
 
 #[test]
+fn a_loss_that_no_kernel_knows_is_refused_by_its_key() {
+    let place = prepared(|input| {
+        for key in ["start_pref_gf", "limit_pref_gf", "numb_generalized_coord"] {
+            input["loss"][key] = json!(1);
+        }
+    });
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    let why = "the GPU does not know generalised forces (loss.start_pref_gf)";
+    dp(&place, &folder, "train input.json --device cuda", &[]).fails(&[why, "help: use --device cpu"]);
+    let ended = dp(&place, &folder, "train input.json --device auto", &[]).succeeds();
+    assert!(ended.stderr.contains(&format!("computing on the CPU: {why}")), "{}", ended.stderr);
+}
+
+#[test]
 fn memory_that_does_not_suffice_is_an_error_that_says_how_much_and_for_what() {
     let place = prepared(|_| ());
     let Some(folder) = fake(&place, &BOTH) else { return };

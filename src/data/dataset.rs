@@ -35,6 +35,10 @@ impl Dataset {
     /// Works out batch sizes and weights of systems that are open.
     pub fn new(systems: Vec<System>, batch_size: &BatchSize, weights: &SystemWeights) -> Result<Dataset> {
         let systems = filter(systems, batch_size)?;
+        let batch_size = match *batch_size {
+            BatchSize::Mixed(mix) => &BatchSize::Mixed(at_most_all(mix, &systems)),
+            _ => batch_size,
+        };
         let batch_sizes = batch_sizes(&systems, batch_size)?;
         let mixes = if let BatchSize::Mixed(mix) = *batch_size { Some(mix) } else { None };
         let mut dataset = Dataset { systems, batch_sizes, mixes, weights: Vec::new() };
@@ -207,6 +211,21 @@ fn filter(systems: Vec<System>, batch_size: &BatchSize) -> Result<Vec<System>> {
         log::warn!("left out {} system(s) with more than {limit} atoms", before - systems.len());
     }
     Ok(systems)
+}
+
+/// No batch is larger than all frames together.
+fn at_most_all(mix: Mix, systems: &[System]) -> Mix {
+    let frames: usize = systems.iter().map(|system| system.n_frames).sum();
+    let atoms: usize = systems.iter().map(|system| system.n_frames * system.n_atoms).sum();
+    let (cut, all) = match mix {
+        Mix::Frames(n) => (Mix::Frames(n.min(frames)), frames),
+        Mix::Atoms(n) => (Mix::Atoms(n.min(atoms)), atoms),
+    };
+    if cut != mix {
+        let what = if matches!(mix, Mix::Frames(_)) { "frames" } else { "atoms" };
+        log::warn!("batch_size: the systems hold no more than {all} {what}, and so do batches");
+    }
+    cut
 }
 
 fn batch_sizes(systems: &[System], rule: &BatchSize) -> Result<Vec<usize>> {

@@ -176,6 +176,8 @@ fn batches_that_mix_systems_follow_the_rule() {
     close(&atoms.weights, &[3.0 / 16.0, 8.0 / 16.0, 5.0 / 16.0]);
     assert_eq!([0, 1, 2].map(|system| atoms.largest_batch(system)), [(10, 20), (9, 20), (6, 20)]);
     assert_eq!(atoms.draws_per_epoch(), 5, "16 frames of 5.1875 atoms");
+    let all = [mixing(Mix::Frames(1 << 40)).mixes, mixing(Mix::Atoms(1 << 40)).mixes];
+    assert_eq!(all, [Some(Mix::Frames(16)), Some(Mix::Atoms(83))], "no more than there is");
     assert_eq!(mixing(Mix::Atoms(5)).largest_batch(2), (1, 9), "a frame that is too large comes alone");
 }
 

@@ -318,8 +318,15 @@ impl SetOpener<'_> {
             return Err(err!("{}: found whole numbers, wanted float64 or float32", array.place())
                 .help("convert it with numpy: array.astype(numpy.float64)"));
         }
-        let width = row_width(array.shape(), n_frames).map_err(|e| fail(self.with_shape(e, array)))?;
         let widths = field.widths(self.n_atoms, self.n_selected, self.wants);
+        // All frames in one row, as some files of parameters have them.
+        let size: usize = array.shape().iter().product();
+        if array.is_one_row()
+            && let Some(width) = widths.iter().find(|&&width| width > 0 && width * n_frames == size)
+        {
+            return Ok(*width);
+        }
+        let width = row_width(array.shape(), n_frames).map_err(|e| fail(self.with_shape(e, array)))?;
         if !widths.contains(&width) {
             let wanted: Vec<String> = widths.iter().map(ToString::to_string).collect();
             let atoms = self.n_atoms;

@@ -362,3 +362,15 @@ fn derivatives_of_positions_have_three_numbers_for_each_atom_and_coordinate() {
     let wanted = "set.000/drdq.npy: shape [2, 9]: 9 numbers for each frame found, 18 wanted for the 3 atoms";
     assert!(found.contains(wanted) && found.contains("3 x atoms x numb_generalized_coord"), "{found}");
 }
+
+#[test]
+fn all_frames_may_stand_in_one_row_of_a_file() {
+    let files = TestSystem::water(2);
+    let wants = Wants { numb_aparam: 1, ..WANTS };
+    let open = || System::open(&files.path(), &names(&["O", "H"]), &wants);
+    files.npy("set.000/aparam.npy", &[1, 6], &ramp(2, 3, 1.0));
+    assert_eq!(open().unwrap().read_frame(1).unwrap().aparam, ramp(2, 3, 1.0)[3..]);
+    files.npy("set.000/aparam.npy", &[1, 5], &ramp(1, 5, 1.0));
+    let found = message(open(), &files);
+    assert!(found.contains("set.000/aparam.npy: shape [1, 5]: 1 frames, but coord holds 2"), "{found}");
+}

@@ -140,16 +140,16 @@ impl Sampler {
 
     /// Steps over draws without working out their frames: a few nanoseconds each.
     pub fn skip(&mut self, count: u64) {
+        let pool = self.pool.clone();
         for _ in 0..count {
-            self.pick(|_, _, _| ());
+            self.pick(&pool, |_, _, _| ());
         }
         self.next += count;
     }
 
     /// Picks the systems of the next draw: each is `taken` with the number of its earlier picks.
     #[inline]
-    fn pick(&mut self, mut taken: impl FnMut(&mut Self, usize, u64)) {
-        let pool = self.pool.clone();
+    fn pick(&mut self, pool: &Pool, mut taken: impl FnMut(&mut Self, usize, u64)) {
         let mut take = |sampler: &mut Self, system: usize| {
             let earlier = sampler.drawn[system];
             sampler.drawn[system] += 1;
@@ -187,7 +187,9 @@ impl Sampler {
         let number = self.next;
         self.next += 1;
         let mut frames = Vec::new();
-        self.pick(|sampler, system, earlier| sampler.add_frames(&mut frames, system, earlier));
+        self.pick(&self.pool.clone(), |sampler, system, earlier| {
+            sampler.add_frames(&mut frames, system, earlier)
+        });
         Draw { number, frames }
     }
 
