@@ -72,6 +72,20 @@ fn an_absent_nvrtc_or_nccl_is_named_with_what_was_tried() {
 }
 
 #[test]
+fn a_loss_that_no_kernel_knows_is_refused_by_its_key() {
+    let place = prepared(|input| {
+        for key in ["start_pref_gf", "limit_pref_gf", "numb_generalized_coord"] {
+            input["loss"][key] = json!(1);
+        }
+    });
+    let Some(folder) = fake(&place, &BOTH) else { return };
+    let why = "the GPU does not know generalised forces (loss.start_pref_gf)";
+    dp(&place, &folder, "train input.json --device cuda", &[]).fails(&[why, "help: use --device cpu"]);
+    let ended = dp(&place, &folder, "train input.json --device auto", &[]).succeeds();
+    assert!(ended.stderr.contains(&format!("computing on the CPU: {why}")), "{}", ended.stderr);
+}
+
+#[test]
 fn memory_that_does_not_suffice_is_an_error_that_says_how_much_and_for_what() {
     let place = prepared(|_| ());
     let Some(folder) = fake(&place, &BOTH) else { return };
@@ -245,6 +259,26 @@ fn trains_as_on_the_cpu(optimizer: Value, tolerance: f64, change: impl Fn(&mut V
     assert_eq!(train(5, "--device cuda --restart model.ckpt"), gpu, "a restart has the same bits");
     train(3, "--device cpu");
     near(&train(5, "--device cuda --restart model.ckpt"));
+}
+
+/// Batches of frames of eight and of five atoms; the shorter ones come more than once in a batch.
+fn mixed_batches(input: &mut Value, batch_size: &str) {
+    let few = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/se_e2_a/data/few");
+    for (data, own) in [("training_data", "train"), ("validation_data", "valid")] {
+        input["training"][data] =
+            json!({"systems": [own, few], "batch_size": batch_size, "sys_probs": [0.4, 0.6]});
+    }
+}
+
+#[test]
+fn batches_of_several_systems_train_as_on_the_cpu() {
+    for batch_size in ["mixed:6", "mix:29"] {
+        trains_as_on_the_cpu(json!({"type": "Adam"}), 1e-9, |input| mixed_batches(input, batch_size));
+    }
+    trains_as_on_the_cpu(json!({"type": "Adam"}), 1e-6, |input| {
+        mixed_batches(input, "mixed:6");
+        input["model"]["descriptor"] = by_operations().remove(1);
+    });
 }
 
 fn clipped(input: &mut Value) {

@@ -67,6 +67,14 @@ fn variants() -> Vec<(&'static str, Change)> {
         }),
         ("ada_muon", |input| input["optimizer"] = json!({"type": "AdaMuon"})),
         ("soap", |input| input["optimizer"] = json!({"type": "SOAP", "precondition_frequency": 3})),
+        ("mixed_batches", |input| {
+            let data = &mut input["training"]["training_data"];
+            (data["systems"], data["batch_size"]) = (json!(["train", "valid"]), json!("mixed:3"));
+        }),
+        ("mixed_atoms", |input| {
+            let data = &mut input["training"]["training_data"];
+            (data["systems"], data["batch_size"]) = (json!(["train", "valid"]), json!("mix:20"));
+        }),
         ("lkf", |input| input["optimizer"] = json!({"type": "LKF", "kf_blocksize": 100})),
         ("property", |input| {
             let property =

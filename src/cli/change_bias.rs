@@ -168,6 +168,7 @@ fn sample(args: &BiasArgs, paths: &[String]) -> Result<Sampled> {
         width: output.width,
         of_frames: Need::Optional,
         of_atoms: Need::Optional,
+        selected: if output.made.is_turned() { options.types_with_output() } else { Vec::new() },
     };
     let wants = Wants { energy: is_energy, output: (!is_energy).then_some(label), ..predictor.wants() };
     let (mut sums, mut rest, mut n_frames) = (None, None, 0);

@@ -1,8 +1,8 @@
 //! All systems of one section of the input, with their batch sizes and weights.
 
 use super::expand::expand_systems;
-use super::field::Wants;
-use super::options::{BatchSize, DataOptions, SystemWeights};
+use super::field::{LABELS, Wants};
+use super::options::{BatchSize, DataOptions, Mix, SystemWeights};
 use super::system::System;
 use crate::error::{Error, Result};
 use crate::{bail, err};
@@ -11,8 +11,11 @@ use rayon::prelude::*;
 /// The systems of `training_data` or `validation_data`.
 pub struct Dataset {
     pub systems: Vec<System>,
-    /// Frames for each draw, one number for each system. The last batch of an epoch may be smaller.
+    /// Frames for each draw, one number for each system. The last batch of an epoch may be smaller. Where batches mix systems, those
+    /// of a batch of that system alone.
     pub batch_sizes: Vec<usize>,
+    /// How batches mix the frames of all systems, where they do.
+    pub mixes: Option<Mix>,
     /// How likely each system is drawn; their sum is 1.
     pub weights: Vec<f64>,
 }
@@ -32,9 +35,20 @@ impl Dataset {
     /// Works out batch sizes and weights of systems that are open.
     pub fn new(systems: Vec<System>, batch_size: &BatchSize, weights: &SystemWeights) -> Result<Dataset> {
         let systems = filter(systems, batch_size)?;
+        let batch_size = match *batch_size {
+            BatchSize::Mixed(mix) => &BatchSize::Mixed(at_most_all(mix, &systems)),
+            _ => batch_size,
+        };
         let batch_sizes = batch_sizes(&systems, batch_size)?;
-        let mut dataset = Dataset { systems, batch_sizes, weights: Vec::new() };
-        dataset.weights = probabilities(weights, &dataset.batch_counts())?;
+        let mixes = if let BatchSize::Mixed(mix) = *batch_size { Some(mix) } else { None };
+        let mut dataset = Dataset { systems, batch_sizes, mixes, weights: Vec::new() };
+        dataset.check_mixed_labels()?;
+        // Where frames fill batches one by one, a system is as large as it has frames.
+        let sizes = match mixes {
+            Some(Mix::Atoms(_)) => dataset.systems.iter().map(|system| system.n_frames as u64).collect(),
+            _ => dataset.batch_counts(),
+        };
+        dataset.weights = probabilities(weights, &sizes)?;
         // Where the size was chosen by rule, a small system is no surprise.
         if matches!(batch_size, BatchSize::Fixed(_) | BatchSize::List(_)) {
             dataset.warn_about_small_systems();
@@ -47,6 +61,22 @@ impl Dataset {
         self.systems[system].n_frames.div_ceil(self.batch_sizes[system])
     }
 
+    /// Frames of the largest batch in which no frame has more atoms than those of this system, and the atoms of all of them, at most.
+    pub fn largest_batch(&self, system: usize) -> (usize, usize) {
+        let n_atoms = self.systems[system].n_atoms;
+        match self.mixes {
+            None => {
+                let frames = self.batch_sizes[system].min(self.systems[system].n_frames);
+                (frames, frames * n_atoms)
+            }
+            Some(Mix::Frames(frames)) => (frames, frames * n_atoms),
+            Some(Mix::Atoms(most)) => {
+                let fewest = self.systems.iter().map(|s| s.n_atoms).min().unwrap_or(n_atoms);
+                (1 + most.saturating_sub(n_atoms) / fewest, most.max(n_atoms))
+            }
+        }
+    }
+
     /// Frames of all systems together.
     pub fn n_frames(&self) -> usize {
         self.systems.iter().map(|system| system.n_frames).sum()
@@ -57,7 +87,17 @@ impl Dataset {
     pub fn draws_per_epoch(&self) -> u64 {
         let drawn =
             |(&weight, batches): (&f64, u64)| if weight > 0.0 { batches as f64 / weight } else { 0.0 };
-        self.weights.iter().zip(self.batch_counts()).map(drawn).fold(0.0, f64::max).ceil() as u64
+        let most = |counts: Vec<u64>| self.weights.iter().zip(counts).map(drawn).fold(0.0, f64::max);
+        let frames = || self.systems.iter().map(|system| system.n_frames as u64).collect();
+        let draws = match self.mixes {
+            None => most(self.batch_counts()),
+            Some(Mix::Frames(each)) => most(frames()) / each as f64,
+            Some(Mix::Atoms(each)) => {
+                let atoms = self.weights.iter().zip(&self.systems).map(|(w, s)| w * s.n_atoms as f64);
+                most(frames()) / (each as f64 / atoms.sum::<f64>()).max(1.0)
+            }
+        };
+        draws.ceil() as u64
     }
 
     /// Reads everything that is wanted, and refuses what cannot be trained on; see [`System::check_finite`].
@@ -97,6 +137,28 @@ impl Dataset {
 
     fn batch_counts(&self) -> Vec<u64> {
         (0..self.systems.len()).map(|i| self.n_batches(i) as u64).collect()
+    }
+
+    /// Refuses labels that some systems have and others have not, where their frames come into one batch: what such a batch lacks
+    /// would be left out of the loss for all of its frames.
+    fn check_mixed_labels(&self) -> Result<()> {
+        if self.mixes.is_none() {
+            return Ok(());
+        }
+        for field in LABELS {
+            let found = self.systems.iter().find_map(|system| system.place_of(field));
+            let without = self.systems.iter().find(|system| !system.has(field));
+            if let (Some(found), Some(without)) = (found, without) {
+                return Err(err!(
+                    "batch_size: batches mix the frames of all systems, and {} has no such labels as {found}",
+                    without.path
+                )
+                .help(
+                    "leave one or the other out, set the prefactors of these labels to zero, or give batch_size as a number of frames",
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn warn_about_small_systems(&self) {
@@ -151,13 +213,31 @@ fn filter(systems: Vec<System>, batch_size: &BatchSize) -> Result<Vec<System>> {
     Ok(systems)
 }
 
+/// No batch is larger than all frames together.
+fn at_most_all(mix: Mix, systems: &[System]) -> Mix {
+    let frames: usize = systems.iter().map(|system| system.n_frames).sum();
+    let atoms: usize = systems.iter().map(|system| system.n_frames * system.n_atoms).sum();
+    let (cut, all) = match mix {
+        Mix::Frames(n) => (Mix::Frames(n.min(frames)), frames),
+        Mix::Atoms(n) => (Mix::Atoms(n.min(atoms)), atoms),
+    };
+    if cut != mix {
+        let what = if matches!(mix, Mix::Frames(_)) { "frames" } else { "atoms" };
+        log::warn!("batch_size: the systems hold no more than {all} {what}, and so do batches");
+    }
+    cut
+}
+
 fn batch_sizes(systems: &[System], rule: &BatchSize) -> Result<Vec<usize>> {
     let by_atoms = |f: &dyn Fn(usize) -> usize| systems.iter().map(|system| f(system.n_atoms)).collect();
     let sizes: Vec<usize> = match *rule {
         BatchSize::Fixed(size) => vec![size; systems.len()],
         BatchSize::List(ref sizes) => sizes.clone(),
         BatchSize::Auto(atoms) => by_atoms(&|n| atoms.div_ceil(n)),
-        BatchSize::Max(atoms) | BatchSize::Filter(atoms) => by_atoms(&|n| (atoms / n).max(1)),
+        BatchSize::Max(atoms) | BatchSize::Filter(atoms) | BatchSize::Mixed(Mix::Atoms(atoms)) => {
+            by_atoms(&|n| (atoms / n).max(1))
+        }
+        BatchSize::Mixed(Mix::Frames(size)) => vec![size; systems.len()],
     };
     if sizes.len() != systems.len() {
         return Err(err!("batch_size: {} numbers found, {} systems", sizes.len(), systems.len())

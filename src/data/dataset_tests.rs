@@ -3,7 +3,7 @@
 use super::dataset::Dataset;
 use super::expand::expand_systems;
 use super::field::Wants;
-use super::options::{BatchSize, DataOptions, SystemWeights};
+use super::options::{BatchSize, DataOptions, Mix, SystemWeights};
 use super::system::System;
 use super::testing::{TestSystem, WANTS, message, names, ramp};
 use std::path::{Path, PathBuf};
@@ -159,6 +159,38 @@ fn an_epoch_lasts_until_every_system_was_seen_whole() {
     assert_eq!(draws(SystemWeights::BySize), 9);
     assert_eq!(draws(SystemWeights::Explicit(vec![0.5, 0.5, 0.0])), 8);
     assert_eq!(draws(SystemWeights::Explicit(vec![0.1, 0.8, 0.1])), 30);
+}
+
+/// Systems of 2, 4 and 9 atoms and of 3, 8 and 5 frames.
+#[test]
+fn batches_that_mix_systems_follow_the_rule() {
+    let files = tree();
+    let mixing = |mix| dataset(&files, BatchSize::Mixed(mix), SystemWeights::BySize).unwrap();
+    let frames = mixing(Mix::Frames(4));
+    assert_eq!((&frames.batch_sizes[..], frames.mixes), (&[4, 4, 4][..], Some(Mix::Frames(4))));
+    close(&frames.weights, &[1.0 / 5.0, 2.0 / 5.0, 2.0 / 5.0]);
+    assert_eq!([0, 1, 2].map(|system| frames.largest_batch(system)), [(4, 8), (4, 16), (4, 36)]);
+    assert_eq!(frames.draws_per_epoch(), 5, "8 frames of a system that is every 2.5th one, 4 a draw");
+    let atoms = mixing(Mix::Atoms(20));
+    assert_eq!(atoms.batch_sizes, [10, 5, 2]);
+    close(&atoms.weights, &[3.0 / 16.0, 8.0 / 16.0, 5.0 / 16.0]);
+    assert_eq!([0, 1, 2].map(|system| atoms.largest_batch(system)), [(10, 20), (9, 20), (6, 20)]);
+    assert_eq!(atoms.draws_per_epoch(), 5, "16 frames of 5.1875 atoms");
+    let all = [mixing(Mix::Frames(1 << 40)).mixes, mixing(Mix::Atoms(1 << 40)).mixes];
+    assert_eq!(all, [Some(Mix::Frames(16)), Some(Mix::Atoms(83))], "no more than there is");
+    assert_eq!(mixing(Mix::Atoms(5)).largest_batch(2), (1, 9), "a frame that is too large comes alone");
+}
+
+#[test]
+fn labels_that_some_systems_lack_cannot_be_mixed() {
+    let files = tree();
+    files.npy("b/c/set.0/energy.npy", &[8], &[1.0; 8]).npy("b/d/set.0/energy.npy", &[5], &[1.0; 5]);
+    let opened = dataset(&files, BatchSize::Mixed(Mix::Frames(2)), SystemWeights::BySize);
+    let found = message(opened, &files);
+    let wanted = "batches mix the frames of all systems, and a has no such labels as b/c/set.0/energy.npy";
+    assert!(found.contains(wanted), "{found}");
+    files.npy("a/set.0/energy.npy", &[3], &[1.0; 3]);
+    assert!(dataset(&files, BatchSize::Mixed(Mix::Frames(2)), SystemWeights::BySize).is_ok());
 }
 
 #[test]

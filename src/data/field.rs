@@ -11,6 +11,8 @@ pub struct Wants {
     pub atom_energy: bool,
     pub atom_pref: bool,
     pub atom_ener_coeff: bool,
+    /// Generalised coordinates, by which drdq has the derivatives of positions; 0: none.
+    pub numb_generalized_coord: usize,
     /// Length of `fparam`; 0 means that the model has none.
     pub numb_fparam: usize,
     /// A model that knows what frames without `fparam` have needs none.
@@ -30,6 +32,8 @@ pub struct OutputLabel {
     pub width: usize,
     pub of_frames: Need,
     pub of_atoms: Need,
+    /// Types whose atoms alone may have labels; empty: all have.
+    pub selected: Vec<usize>,
 }
 
 impl Wants {
@@ -50,6 +54,7 @@ pub enum Field {
     AtomEnergy,
     AtomPref,
     AtomEnerCoeff,
+    Drdq,
     Fparam,
     Aparam,
     RealAtomTypes,
@@ -59,7 +64,7 @@ pub enum Field {
 }
 
 /// Every field, in the order in which files are checked.
-pub const FIELDS: [Field; 13] = [
+pub const FIELDS: [Field; 14] = [
     Field::Coord,
     Field::Cell,
     Field::RealAtomTypes,
@@ -69,8 +74,21 @@ pub const FIELDS: [Field; 13] = [
     Field::AtomEnergy,
     Field::AtomPref,
     Field::AtomEnerCoeff,
+    Field::Drdq,
     Field::Fparam,
     Field::Aparam,
+    Field::Output,
+    Field::AtomOutput,
+];
+
+/// What a term of a loss cannot do without.
+pub const LABELS: [Field; 8] = [
+    Field::Energy,
+    Field::Force,
+    Field::Virial,
+    Field::AtomEnergy,
+    Field::AtomPref,
+    Field::Drdq,
     Field::Output,
     Field::AtomOutput,
 ];
@@ -99,6 +117,7 @@ impl Field {
             Field::AtomEnergy => &["atom_ener", "atomic_ener"],
             Field::AtomPref => &["atom_pref", "atomic_pref"],
             Field::AtomEnerCoeff => &["atom_ener_coeff"],
+            Field::Drdq => &["drdq"],
             Field::Fparam => &["fparam"],
             Field::Aparam => &["aparam"],
             Field::RealAtomTypes => &["real_atom_types"],
@@ -117,6 +136,7 @@ impl Field {
             Field::Cell | Field::Virial => 9,
             Field::Energy => 1,
             Field::AtomEnergy | Field::AtomPref | Field::AtomEnerCoeff | Field::RealAtomTypes => n_atoms,
+            Field::Drdq => 3 * n_atoms * wants.numb_generalized_coord,
             Field::Fparam => wants.numb_fparam,
             Field::Aparam => wants.numb_aparam * n_atoms,
             Field::Output => wants.output.as_ref().map_or(0, |output| output.width),
@@ -124,10 +144,15 @@ impl Field {
         }
     }
 
-    /// All widths that are understood: weights may be given for each atom or for each force component.
-    pub fn widths(self, n_atoms: usize, wants: &Wants) -> Vec<usize> {
+    /// All widths that are understood: weights may be given for each atom or for each force component, and outputs of atoms for
+    /// `n_selected` of them alone, where these are not all.
+    pub fn widths(self, n_atoms: usize, n_selected: Option<usize>, wants: &Wants) -> Vec<usize> {
         let width = self.width(n_atoms, wants);
-        if self == Field::AtomPref { vec![width, 3 * width] } else { vec![width] }
+        match (self, n_selected) {
+            (Field::AtomPref, _) => vec![width, 3 * width],
+            (Field::AtomOutput, Some(n)) => vec![width, self.width(n, wants)],
+            _ => vec![width],
+        }
     }
 
     /// Whether this field is read. Labels may be missing: the loss then leaves their term out.
@@ -144,6 +169,7 @@ impl Field {
             Field::AtomEnergy => optional(wants.atom_energy),
             Field::AtomPref => optional(wants.atom_pref),
             Field::AtomEnerCoeff => optional(wants.atom_ener_coeff),
+            Field::Drdq => optional(wants.numb_generalized_coord > 0),
             Field::Fparam if wants.fparam_has_default => optional(wants.numb_fparam > 0),
             Field::Fparam => must(wants.numb_fparam > 0),
             Field::Aparam => must(wants.numb_aparam > 0),
@@ -175,6 +201,7 @@ impl Field {
             Field::Energy => "[frames] or [frames, 1]",
             Field::AtomEnergy | Field::AtomEnerCoeff | Field::RealAtomTypes => "[frames, atoms]",
             Field::AtomPref => "[frames, atoms] or [frames, 3 x atoms]",
+            Field::Drdq => "[frames, 3 x atoms x numb_generalized_coord]",
             Field::Fparam => "[frames, numb_fparam]",
             Field::Aparam => "[frames, atoms x numb_aparam]",
             Field::Output => "[frames, outputs of the fitting net]",

@@ -36,6 +36,8 @@ pub struct Labels {
     pub atom_pref: Option<Vec<f64>>,
     /// `[n_atoms]` c of the energy sum_i c_i E_i that is compared with the label; 1 where absent.
     pub atom_ener_coeff: Option<Vec<f64>>,
+    /// `[n_atoms, 3, numb_generalized_coord]` derivatives of the positions by generalised coordinates.
+    pub drdq: Option<Vec<f64>>,
     /// `[width]` what a model predicts that predicts no energy, and that of each atom `[n_atoms, width]`.
     pub output: Option<Vec<f64>>,
     pub atom_output: Option<Vec<f64>>,
@@ -54,6 +56,7 @@ impl Frame {
             &labels.atom_energy,
             &labels.atom_pref,
             &labels.atom_ener_coeff,
+            &labels.drdq,
             &labels.output,
             &labels.atom_output,
         ];

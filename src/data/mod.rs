@@ -8,6 +8,7 @@ pub mod format; // npy, raw, HDF5: how a system is stored
 pub mod system; // frames of the same atoms, opened but not read
 pub mod check; // NaN, impossible cells and wrong types, found before training starts
 pub mod expand; // the list of systems behind what the input says
+pub mod type_names; // what types are called where the input does not say
 pub mod dataset; // all systems with their batch sizes and weights
 
 #[cfg(test)]

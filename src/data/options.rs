@@ -27,6 +27,16 @@ pub enum BatchSize {
     Max(usize),
     /// As `Max`, and systems with more atoms than this are left out.
     Filter(usize),
+    /// Batches of frames of all systems.
+    Mixed(Mix),
+}
+
+/// How many frames, each of a system that is drawn by itself, make a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mix {
+    Frames(usize),
+    /// As many as have at most so many atoms together, at least one.
+    Atoms(usize),
 }
 
 /// How likely each system is drawn.

@@ -22,6 +22,8 @@ pub struct System {
     pub(super) sets: Vec<Set>,
     /// The frames of the sets that are taken, where some are left out.
     kept: Option<Box<[usize]>>,
+    /// Atoms that alone may have outputs of their own, where these are not all.
+    selected: Option<Box<[usize]>>,
     /// From the system's own types to the model's, kept where each frame has its own.
     remap: Option<Box<TypeRemap>>,
 }
@@ -39,6 +41,8 @@ pub(super) struct Stored {
     pub field: Field,
     /// Numbers for each frame.
     pub width: usize,
+    /// They are those of the selected atoms.
+    pub of_selected: bool,
     pub array: Box<dyn Array>,
 }
 
@@ -59,10 +63,12 @@ impl System {
         let types: Arc<[i32]> =
             if mixed { vec![-1; n_atoms].into() } else { remap.apply_all(source, &stored_types)?.into() };
         let pbc = !source.nopbc();
+        let selected = if mixed { None } else { selected_atoms(&types, wants) };
         let mut sets = Vec::new();
         let mut n_frames = 0;
         for set in 0..source.sets().len() {
-            let opener = SetOpener { source, set, n_atoms, wants, pbc, mixed };
+            let n_selected = selected.as_ref().map(|atoms| atoms.len());
+            let opener = SetOpener { source, set, n_atoms, n_selected, wants, pbc, mixed };
             let set = opener.open(n_frames)?;
             n_frames += set.n_frames;
             sets.push(set);
@@ -79,6 +85,7 @@ impl System {
             mixed,
             sets,
             kept: None,
+            selected,
             remap: mixed.then(|| Box::new(remap)),
         };
         system.warn_about_partial_labels(wants);
@@ -94,6 +101,17 @@ impl System {
     /// Whether every frame has this array.
     pub fn has(&self, field: Field) -> bool {
         self.sets.iter().all(|set| set.arrays.iter().any(|stored| stored.field == field))
+    }
+
+    /// Whether outputs of atoms are those of the selected ones alone.
+    pub fn has_selected_labels(&self) -> bool {
+        self.sets.iter().flat_map(|set| &set.arrays).any(|stored| stored.of_selected)
+    }
+
+    /// Where an array lies, in the first set that has it.
+    pub fn place_of(&self, field: Field) -> Option<String> {
+        let mut stored = self.sets.iter().flat_map(|set| &set.arrays);
+        stored.find(|stored| stored.field == field).map(|stored| stored.array.place())
     }
 
     /// The energies of all frames; none where it has none.
@@ -149,13 +167,26 @@ impl System {
             Field::AtomEnergy => labels.atom_energy = Some(values),
             Field::AtomPref => labels.atom_pref = Some(for_each_component(values, self.n_atoms)),
             Field::AtomEnerCoeff => labels.atom_ener_coeff = Some(values),
+            Field::Drdq => labels.drdq = Some(values),
             Field::Fparam => frame.fparam = values,
             Field::Aparam => frame.aparam = values,
             Field::Output => labels.output = Some(values),
+            Field::AtomOutput if stored.of_selected => labels.atom_output = Some(self.of_all_atoms(&values)),
             Field::AtomOutput => labels.atom_output = Some(values),
             Field::RealAtomTypes => frame.types = self.real_types(&values)?.into(),
         }
         Ok(())
+    }
+
+    /// Numbers of the selected atoms among zeros for the others.
+    fn of_all_atoms(&self, values: &[f64]) -> Vec<f64> {
+        let atoms = self.selected.as_deref().unwrap_or_default();
+        let width = values.len() / atoms.len();
+        let mut all = vec![0.0; self.n_atoms * width];
+        for (atom, values) in atoms.iter().zip(values.chunks_exact(width)) {
+            all[atom * width..(atom + 1) * width].copy_from_slice(values);
+        }
+        all
     }
 
     /// Types of one frame of a mixed-type system, as the model numbers them.
@@ -206,6 +237,14 @@ fn for_each_component(values: Vec<f64>, n_atoms: usize) -> Vec<f64> {
     values.into_iter().flat_map(|x| [x; 3]).collect()
 }
 
+/// The atoms of the types that alone may have outputs of their own, where these are some and not all.
+fn selected_atoms(types: &[i32], wants: &Wants) -> Option<Box<[usize]>> {
+    let selected = &wants.output.as_ref()?.selected;
+    let is_selected = |t: i32| usize::try_from(t).is_ok_and(|t| selected.contains(&t));
+    let atoms: Box<[usize]> = (0..types.len()).filter(|&i| is_selected(types[i])).collect();
+    (!atoms.is_empty() && atoms.len() < types.len()).then_some(atoms)
+}
+
 /// A system is of mixed type where its sets hold real_atom_types; all of them or none.
 fn is_mixed(source: &dyn Source) -> Result<bool> {
     let name = "real_atom_types";
@@ -233,6 +272,7 @@ struct SetOpener<'a> {
     source: &'a dyn Source,
     set: usize,
     n_atoms: usize,
+    n_selected: Option<usize>,
     wants: &'a Wants,
     pbc: bool,
     mixed: bool,
@@ -256,7 +296,8 @@ impl SetOpener<'_> {
                 set.n_frames = if array.shape().len() > 1 { array.shape()[0] } else { 1 };
             }
             let width = self.check(field, array.as_ref(), set.n_frames)?;
-            set.arrays.push(Stored { field, width, array });
+            let of_selected = field == Field::AtomOutput && width < field.width(self.n_atoms, self.wants);
+            set.arrays.push(Stored { field, width, of_selected, array });
         }
         Ok(set)
     }
@@ -277,8 +318,15 @@ impl SetOpener<'_> {
             return Err(err!("{}: found whole numbers, wanted float64 or float32", array.place())
                 .help("convert it with numpy: array.astype(numpy.float64)"));
         }
+        let widths = field.widths(self.n_atoms, self.n_selected, self.wants);
+        // All frames in one row, as some files of parameters have them.
+        let size: usize = array.shape().iter().product();
+        if array.is_one_row()
+            && let Some(width) = widths.iter().find(|&&width| width > 0 && width * n_frames == size)
+        {
+            return Ok(*width);
+        }
         let width = row_width(array.shape(), n_frames).map_err(|e| fail(self.with_shape(e, array)))?;
-        let widths = field.widths(self.n_atoms, self.wants);
         if !widths.contains(&width) {
             let wanted: Vec<String> = widths.iter().map(ToString::to_string).collect();
             let atoms = self.n_atoms;

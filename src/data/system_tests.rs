@@ -1,6 +1,6 @@
 //! Systems of every format, and what is refused.
 
-use super::field::Wants;
+use super::field::{Need, OutputLabel, Wants};
 use super::frame::Frame;
 use super::system::System;
 use super::testing::{TestSystem, WANTS, message, names, ramp};
@@ -312,4 +312,65 @@ fn no_file_stays_open() {
     std::fs::remove_dir_all(files.root()).unwrap();
     let found = message(system.read_frame(1), &files);
     assert!(found.contains("set.000/coord.npy: cannot read"), "{found}");
+}
+
+/// Labels of dipoles, of the atoms of these types alone where there are any.
+fn wants_dipoles(selected: &[usize]) -> Wants {
+    let (of_frames, of_atoms) = (Need::No, Need::Optional);
+    let output =
+        OutputLabel { name: "dipole".into(), width: 3, of_frames, of_atoms, selected: selected.to_vec() };
+    Wants { output: Some(output), ..WANTS }
+}
+
+#[test]
+fn labels_of_selected_atoms_stand_among_zeros_for_the_others() {
+    let files = TestSystem::water(2);
+    let open =
+        |selected: &[usize]| System::open(&files.path(), &names(&["H", "O"]), &wants_dipoles(selected));
+    // The second and third atom are H, type 0 of the model.
+    files.npy("set.000/atomic_dipole.npy", &[2, 6], &ramp(2, 6, 1.0));
+    let system = open(&[0]).unwrap();
+    assert!(system.has_selected_labels());
+    for (k, row) in ramp(2, 6, 1.0).chunks(6).enumerate() {
+        let label = system.read_frame(k).unwrap().labels.atom_output.unwrap();
+        assert_eq!((&label[..3], &label[3..]), (&[0.0; 3][..], row));
+    }
+    let wanted = "set.000/atomic_dipole.npy: shape [2, 6]: 6 numbers for each frame found, 9 or 3 wanted for the 3 atoms";
+    let found = message(open(&[1]), &files);
+    assert!(found.contains(wanted), "{found}");
+    let found = message(open(&[]), &files);
+    assert!(found.contains("6 numbers for each frame found, 9 wanted"), "{found}");
+    let found = message(open(&[0, 1]), &files);
+    assert!(found.contains("6 numbers for each frame found, 9 wanted"), "{found}");
+    // Those of all atoms are what they are.
+    files.npy("set.000/atomic_dipole.npy", &[2, 9], &ramp(2, 9, 1.0));
+    let system = open(&[0]).unwrap();
+    assert!(!system.has_selected_labels());
+    assert_eq!(system.read_frame(1).unwrap().labels.atom_output.unwrap(), ramp(2, 9, 1.0)[9..]);
+}
+
+#[test]
+fn derivatives_of_positions_have_three_numbers_for_each_atom_and_coordinate() {
+    let files = TestSystem::water(2);
+    let wants = Wants { numb_generalized_coord: 2, ..WANTS };
+    let open = || System::open(&files.path(), &names(&["O", "H"]), &wants);
+    assert_eq!(open().unwrap().read_frame(0).unwrap().labels.drdq, None);
+    files.npy("set.000/drdq.npy", &[2, 9, 2], &ramp(2, 18, 1.0));
+    assert_eq!(open().unwrap().read_frame(1).unwrap().labels.drdq.unwrap(), ramp(2, 18, 1.0)[18..]);
+    files.npy("set.000/drdq.npy", &[2, 9], &ramp(2, 9, 1.0));
+    let found = message(open(), &files);
+    let wanted = "set.000/drdq.npy: shape [2, 9]: 9 numbers for each frame found, 18 wanted for the 3 atoms";
+    assert!(found.contains(wanted) && found.contains("3 x atoms x numb_generalized_coord"), "{found}");
+}
+
+#[test]
+fn all_frames_may_stand_in_one_row_of_a_file() {
+    let files = TestSystem::water(2);
+    let wants = Wants { numb_aparam: 1, ..WANTS };
+    let open = || System::open(&files.path(), &names(&["O", "H"]), &wants);
+    files.npy("set.000/aparam.npy", &[1, 6], &ramp(2, 3, 1.0));
+    assert_eq!(open().unwrap().read_frame(1).unwrap().aparam, ramp(2, 3, 1.0)[3..]);
+    files.npy("set.000/aparam.npy", &[1, 5], &ramp(1, 5, 1.0));
+    let found = message(open(), &files);
+    assert!(found.contains("set.000/aparam.npy: shape [1, 5]: 1 frames, but coord holds 2"), "{found}");
 }

@@ -13,6 +13,7 @@ pub const WANTS: Wants = Wants {
     atom_energy: false,
     atom_pref: false,
     atom_ener_coeff: false,
+    numb_generalized_coord: 0,
     numb_fparam: 0,
     fparam_has_default: false,
     numb_aparam: 0,

@@ -99,7 +99,9 @@ impl LossOptions for DosLossOptions {
             false => Need::No,
         };
         let (of_frames, of_atoms) = (need(false), need(true));
-        wants.output = Some(OutputLabel { name: output.name, width: output.width, of_frames, of_atoms });
+        let selected = Vec::new();
+        wants.output =
+            Some(OutputLabel { name: output.name, width: output.width, of_frames, of_atoms, selected });
     }
 
     fn terms(&self) -> Vec<(Field, &'static str)> {

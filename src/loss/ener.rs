@@ -24,11 +24,13 @@ impl LossOptions for EnerLossOptions {
 
     fn want(&self, wants: &mut Wants, _fitting: &FittingOptions) {
         wants.energy = true; // the bias is fitted to energies whatever the loss wants
-        wants.force = self.force.is_used() || self.atom_pref_force.is_used();
+        wants.force = [self.force, self.atom_pref_force, self.generalized_force].iter().any(|p| p.is_used());
         wants.virial = self.virial.is_used();
         wants.atom_energy = self.atom_energy.is_used();
         wants.atom_pref = self.atom_pref_force.is_used();
         wants.atom_ener_coeff = self.enable_atom_ener_coeff;
+        wants.numb_generalized_coord =
+            if self.generalized_force.is_used() { self.numb_generalized_coord } else { 0 };
     }
 
     fn terms(&self) -> Vec<(Field, &'static str)> {
@@ -38,6 +40,7 @@ impl LossOptions for EnerLossOptions {
             (Field::Virial, "start_pref_v"),
             (Field::AtomEnergy, "start_pref_ae"),
             (Field::AtomPref, "start_pref_pf"),
+            (Field::Drdq, "start_pref_gf"),
         ];
         fields.into_iter().zip(self.prefactors()).filter(|(_, p)| p.is_used()).map(|(term, _)| term).collect()
     }
@@ -131,7 +134,6 @@ impl EnerLoss {
             n_atoms += frame.n_atoms();
         }
         let mut value = LossValue::default();
-        let is_mae = self.options.function == LossFunction::Mae;
         for (k, prefactor) in self.options.prefactors().into_iter().enumerate().filter(|(_, p)| p.is_used()) {
             let weight = prefactor.at(ratio);
             let view = View { options: &self.options, out, frames, first: &first, left_out: &self.left_out };
@@ -140,8 +142,10 @@ impl EnerLoss {
                 1 => view.force(seeds, weight),
                 2 => view.virial(seeds, weight),
                 3 => view.atom_energy(seeds, weight),
-                _ => view.atom_pref_force(seeds, weight),
+                4 => view.atom_pref_force(seeds, weight),
+                _ => view.generalized_force(seeds, weight),
             };
+            let is_mae = self.options.name(k).starts_with("mae");
             let shown = match &sum {
                 None => f64::NAN,
                 Some(sum) => {
@@ -318,6 +322,30 @@ impl<'a> View<'a> {
                     seeds.dl_force[3 * (self.first[f] + i) + k] +=
                         weight * pref * slope / (norm * sum.errors.count);
                 }
+            }
+        }
+        Some(sum)
+    }
+
+    fn generalized_force(&self, seeds: &mut Seeds, weight: f64) -> Option<Sum> {
+        let n = self.options.numb_generalized_coord;
+        let labels: Option<Vec<_>> = self
+            .frames
+            .iter()
+            .map(|frame| Some((frame.labels.force.as_deref()?, frame.labels.drdq.as_deref()?)))
+            .collect();
+        let mut sum = Sum::of((n * self.frames.len()) as f64);
+        for (f, (force, drdq)) in labels?.into_iter().enumerate() {
+            let components = || self.real_atoms(self.frames[f]).flat_map(|i| 3 * i..3 * i + 3);
+            let first = 3 * self.first[f];
+            for q in 0..n {
+                let error: f64 =
+                    components().map(|k| drdq[k * n + q] * (self.out.force[first + k] - force[k])).sum();
+                sum.penalty += error * error / sum.errors.count;
+                sum.errors.square += error * error;
+                sum.errors.absolute += error.abs();
+                let seed = weight * 2.0 * error / sum.errors.count;
+                components().for_each(|k| seeds.dl_force[first + k] += seed * drdq[k * n + q]);
             }
         }
         Some(sum)

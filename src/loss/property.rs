@@ -98,7 +98,9 @@ impl LossOptions for PropertyLossOptions {
 
     fn want(&self, wants: &mut Wants, fitting: &FittingOptions) {
         let (output, of_frames, of_atoms) = (fitting.output(), Need::Must, Need::No);
-        wants.output = Some(OutputLabel { name: output.name, width: output.width, of_frames, of_atoms });
+        let selected = Vec::new();
+        wants.output =
+            Some(OutputLabel { name: output.name, width: output.width, of_frames, of_atoms, selected });
     }
 
     fn terms(&self) -> Vec<(Field, &'static str)> {

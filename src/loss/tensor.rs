@@ -70,7 +70,9 @@ impl LossOptions for TensorLossOptions {
         let output = fitting.output();
         let need = |pref: f64| if pref > 0.0 { Need::Optional } else { Need::No };
         let (of_frames, of_atoms) = (need(self.pref), need(self.pref_atomic));
-        wants.output = Some(OutputLabel { name: output.name, width: output.width, of_frames, of_atoms });
+        let selected = fitting.sel_type.clone();
+        wants.output =
+            Some(OutputLabel { name: output.name, width: output.width, of_frames, of_atoms, selected });
     }
 
     fn terms(&self) -> Vec<(Field, &'static str)> {

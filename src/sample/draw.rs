@@ -1,11 +1,13 @@
 //! Which system and which of its frames: draw d is a function of the seed and d alone.
 //!
-//! A draw picks a system by its weight, then takes the next batch of that system's current epoch. The number of
-//! earlier draws of the system is all the state there is, and it follows from the draws before. So every rank steps
-//! through all draws (a few nanoseconds each) and works on its own; a restart steps to where it was.
+//! A draw picks a system by its weight, then takes the next batch of that system's current epoch. Where batches mix systems,
+//! each of its frames is picked so: a system by its weight, then the next frame of that system's epoch. The number of
+//! earlier picks of the system is all the state there is, and it follows from the draws before. So every rank steps
+//! through all draws (a few nanoseconds a pick) and works on its own; a restart steps to where it was.
 
 use super::permute::{self, Permutation};
 use crate::data::Dataset;
+use crate::data::options::Mix;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::sync::Arc;
@@ -21,14 +23,20 @@ pub enum Purpose {
     Display = 4,
 }
 
-/// One batch to work on: frames of one system.
+/// One frame of one system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FrameId {
+    pub system: usize,
+    pub frame: usize,
+}
+
+/// One batch to work on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Draw {
     /// Number of this draw, counted from 0 over all ranks.
     pub number: u64,
-    pub system: usize,
-    /// Frames of that system; `batch_size` of them, fewer at the end of an epoch.
-    pub frames: Vec<usize>,
+    /// Frames of one system: `batch_size` of them, fewer at the end of an epoch. Or, where batches mix systems, so many of any.
+    pub frames: Vec<FrameId>,
 }
 
 /// What is drawn from: sizes and weights of the systems.
@@ -36,7 +44,17 @@ pub struct Draw {
 pub struct Pool {
     n_frames: Vec<usize>,
     batch_sizes: Vec<usize>,
+    picks: Picks,
     table: AliasTable,
+}
+
+/// Systems that are picked for a draw, each of which gives the next batch of its epoch.
+#[derive(Debug)]
+enum Picks {
+    One,
+    Frames(usize),
+    /// As many as have so many atoms together; `[n_systems]` atoms of a frame of each.
+    Atoms(usize, Vec<usize>),
 }
 
 impl Pool {
@@ -49,13 +67,29 @@ impl Pool {
         );
         assert!(n_frames.iter().all(|&n| n > 0), "every system holds a frame");
         assert!(batch_sizes.iter().all(|&n| n > 0), "every batch holds a frame");
-        Pool { table: AliasTable::new(weights), n_frames, batch_sizes }
+        Pool { table: AliasTable::new(weights), n_frames, batch_sizes, picks: Picks::One }
+    }
+
+    /// Draws of frames, each of a system of its own.
+    ///
+    /// - n_frames, n_atoms, weights  `[n_systems]`
+    pub fn mixing(n_frames: Vec<usize>, n_atoms: Vec<usize>, mix: Mix, weights: &[f64]) -> Pool {
+        let singly = vec![1; n_frames.len()];
+        let picks = match mix {
+            Mix::Frames(frames) => Picks::Frames(frames),
+            Mix::Atoms(atoms) => Picks::Atoms(atoms, n_atoms),
+        };
+        Pool { picks, ..Self::new(n_frames, singly, weights) }
     }
 
     /// Draws from the systems of a data set.
     pub fn from_dataset(dataset: &Dataset) -> Pool {
         let n_frames = dataset.systems.iter().map(|system| system.n_frames).collect();
-        Self::new(n_frames, dataset.batch_sizes.clone(), &dataset.weights)
+        let n_atoms = || dataset.systems.iter().map(|system| system.n_atoms).collect();
+        match dataset.mixes {
+            Some(mix) => Self::mixing(n_frames, n_atoms(), mix, &dataset.weights),
+            None => Self::new(n_frames, dataset.batch_sizes.clone(), &dataset.weights),
+        }
     }
 
     fn n_batches(&self, system: usize) -> u64 {
@@ -67,13 +101,15 @@ impl Pool {
 #[derive(Clone)]
 pub struct Sampler {
     pool: Arc<Pool>,
-    /// Gives the choice of system: two words for each draw.
+    /// Gives the choice of system: two words for each pick.
     choices: ChaCha8Rng,
     /// Gives the order of an epoch: stream = system, place = epoch.
     orders: ChaCha8Rng,
     next: u64,
-    /// `[n_systems]` earlier draws of each system.
+    /// `[n_systems]` earlier picks of each system.
     drawn: Vec<u64>,
+    /// The system that was picked for the draw before and had too many atoms for it.
+    left: Option<usize>,
 }
 
 impl Sampler {
@@ -86,6 +122,7 @@ impl Sampler {
             pool,
             next: 0,
             drawn,
+            left: None,
         }
     }
 
@@ -103,21 +140,57 @@ impl Sampler {
 
     /// Steps over draws without working out their frames: a few nanoseconds each.
     pub fn skip(&mut self, count: u64) {
+        let pool = self.pool.clone();
         for _ in 0..count {
-            let system = self.pool.table.pick(self.choices.next_u64());
-            self.drawn[system] += 1;
+            self.pick(&pool, |_, _, _| ());
         }
         self.next += count;
     }
 
+    /// Picks the systems of the next draw: each is `taken` with the number of its earlier picks.
+    #[inline]
+    fn pick(&mut self, pool: &Pool, mut taken: impl FnMut(&mut Self, usize, u64)) {
+        let mut take = |sampler: &mut Self, system: usize| {
+            let earlier = sampler.drawn[system];
+            sampler.drawn[system] += 1;
+            taken(sampler, system, earlier);
+        };
+        match &pool.picks {
+            Picks::One => {
+                let system = pool.table.pick(self.choices.next_u64());
+                take(self, system);
+            }
+            Picks::Frames(frames) => {
+                for _ in 0..*frames {
+                    let system = pool.table.pick(self.choices.next_u64());
+                    take(self, system);
+                }
+            }
+            Picks::Atoms(most, n_atoms) => {
+                let mut atoms = 0;
+                loop {
+                    let left = self.left.take();
+                    let system = left.unwrap_or_else(|| pool.table.pick(self.choices.next_u64()));
+                    if atoms > 0 && atoms + n_atoms[system] > *most {
+                        self.left = Some(system);
+                        return;
+                    }
+                    atoms += n_atoms[system];
+                    take(self, system);
+                }
+            }
+        }
+    }
+
     /// The next draw.
     pub fn draw(&mut self) -> Draw {
-        let system = self.pool.table.pick(self.choices.next_u64());
-        let earlier = self.drawn[system];
         let number = self.next;
-        self.drawn[system] += 1;
         self.next += 1;
-        Draw { number, system, frames: self.frames(system, earlier) }
+        let mut frames = Vec::new();
+        self.pick(&self.pool.clone(), |sampler, system, earlier| {
+            sampler.add_frames(&mut frames, system, earlier)
+        });
+        Draw { number, frames }
     }
 
     /// The next draw of a rank; those of the others among `size` ranks follow before its own next one.
@@ -127,8 +200,8 @@ impl Sampler {
         draw
     }
 
-    /// The frames of the `n`-th draw of a system.
-    fn frames(&mut self, system: usize, n: u64) -> Vec<usize> {
+    /// Adds the frames of the `n`-th pick of a system.
+    fn add_frames(&mut self, frames: &mut Vec<FrameId>, system: usize, n: u64) {
         let n_batches = self.pool.n_batches(system);
         let (epoch, batch) = (n / n_batches, (n % n_batches) as usize);
         let (n_frames, size) = (self.pool.n_frames[system], self.pool.batch_sizes[system]);
@@ -136,7 +209,8 @@ impl Sampler {
         self.orders.set_word_pos(u128::from(epoch) * permute::WORDS);
         let order = Permutation::new(&mut self.orders, n_frames);
         let first = batch * size;
-        (first..n_frames.min(first.saturating_add(size))).map(|position| order.frame(position)).collect()
+        let positions = first..n_frames.min(first.saturating_add(size));
+        frames.extend(positions.map(|position| FrameId { system, frame: order.frame(position) }));
     }
 }
 
@@ -256,9 +330,10 @@ mod tests {
         let mut sampler = Sampler::new(three(), 1, Purpose::Training);
         let mut seen: [Vec<usize>; 3] = Default::default();
         for draw in take(&mut sampler, 5000) {
-            let longest = [2, 4, 3][draw.system];
-            assert!((1..=longest).contains(&draw.frames.len()));
-            seen[draw.system].extend(draw.frames);
+            let system = draw.frames[0].system;
+            assert!((1..=[2, 4, 3][system]).contains(&draw.frames.len()));
+            assert!(draw.frames.iter().all(|id| id.system == system), "a draw is of one system");
+            seen[system].extend(draw.frames.iter().map(|id| id.frame));
         }
         for (frames, n) in seen.iter().zip([5, 1, 700]) {
             assert!(frames.len() > 3 * n, "the test looks at several epochs");
@@ -284,7 +359,7 @@ mod tests {
         let mut sampler = Sampler::new(pool(&[(3, 1, 1.0)]), 5, Purpose::Training);
         for _ in 0..20 {
             let mut epoch: Vec<usize> =
-                take(&mut sampler, 3).into_iter().flat_map(|draw| draw.frames).collect();
+                take(&mut sampler, 3).into_iter().flat_map(|draw| draw.frames).map(|id| id.frame).collect();
             epoch.sort_unstable();
             assert_eq!(epoch, [0, 1, 2]);
         }
@@ -312,8 +387,61 @@ mod tests {
     fn epochs_differ_in_order() {
         let mut sampler = Sampler::new(pool(&[(50, 50, 1.0), (50, 50, 1.0)]), 1, Purpose::Training);
         let draws = take(&mut sampler, 40);
+        let order = |draw: &Draw| draw.frames.iter().map(|id| id.frame).collect::<Vec<_>>();
         for (i, a) in draws.iter().enumerate() {
-            assert!(draws[..i].iter().all(|b| a.frames != b.frames), "two epochs have the same order");
+            assert!(draws[..i].iter().all(|b| order(a) != order(b)), "two epochs have the same order");
+        }
+    }
+
+    #[test]
+    fn draws_that_mix_systems_take_every_frame_once_an_epoch_and_systems_by_weight() {
+        let (n_frames, weights, size, n_draws) = ([5, 1, 700], [3.0, 1.0, 6.0], 4, 5000);
+        let pool = || Arc::new(Pool::mixing(n_frames.to_vec(), vec![9; 3], Mix::Frames(size), &weights));
+        let all = take(&mut Sampler::new(pool(), 3, Purpose::Training), n_draws);
+        assert!(all.iter().all(|draw| draw.frames.len() == size), "small systems do not make batches small");
+        assert!(
+            all.iter().filter(|draw| draw.frames.iter().any(|id| id.system != draw.frames[0].system)).count()
+                > n_draws / 2
+        );
+        for (system, (&n, weight)) in n_frames.iter().zip(weights).enumerate() {
+            let ids = all.iter().flat_map(|draw| &draw.frames).filter(|id| id.system == system);
+            let seen: Vec<usize> = ids.map(|id| id.frame).collect();
+            let want = weight / 10.0 * (size * n_draws) as f64;
+            assert!((seen.len() as f64 - want).abs() <= 5.0 * want.sqrt(), "{} of about {want}", seen.len());
+            for epoch in seen.chunks_exact(n) {
+                let mut epoch = epoch.to_vec();
+                epoch.sort_unstable();
+                assert!(epoch.into_iter().eq(0..n));
+            }
+        }
+        // Ranks share them, and a restart finds its place.
+        for number in [1, 2, 77, 4999] {
+            assert_eq!(Sampler::at(pool(), 3, Purpose::Training, number).draw(), all[number as usize]);
+        }
+    }
+
+    #[test]
+    fn draws_of_so_many_atoms_leave_no_frame_out() {
+        let (n_frames, n_atoms, weights, most) = ([5, 90, 40], [30, 7, 64], [1.0, 18.0, 8.0], 50);
+        let pool = || Arc::new(Pool::mixing(n_frames.to_vec(), n_atoms.to_vec(), Mix::Atoms(most), &weights));
+        let all = take(&mut Sampler::new(pool(), 3, Purpose::Training), 3000);
+        let atoms = |draw: &Draw| draw.frames.iter().map(|id| n_atoms[id.system]).sum::<usize>();
+        assert!(all.iter().all(|draw| atoms(draw) <= most || draw.frames.len() == 1));
+        for pair in all.windows(2) {
+            assert!(
+                atoms(&pair[0]) + n_atoms[pair[1].frames[0].system] > most,
+                "a draw is as full as can be"
+            );
+        }
+        let frames: Vec<FrameId> = all.iter().flat_map(|draw| draw.frames.clone()).collect();
+        let mut singly =
+            Sampler::new(Arc::new(Pool::new(n_frames.to_vec(), vec![1; 3], &weights)), 3, Purpose::Training);
+        assert!(
+            frames.iter().all(|id| *id == singly.draw().frames[0]),
+            "the frames are those of single draws"
+        );
+        for number in [1, 2, 77, 2999] {
+            assert_eq!(Sampler::at(pool(), 3, Purpose::Training, number).draw(), all[number as usize]);
         }
     }
 

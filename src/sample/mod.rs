@@ -10,8 +10,8 @@ pub mod loaders; // threads that work ahead of who needs the results
 pub mod queue; // batches that are read and prepared ahead of the step
 
 pub use cache::{CacheStats, Prepared};
-pub use draw::{BranchDraw, Draw, Pool, Purpose, Sampler};
-pub use queue::{Batch, FrameId, Loaded, Queue, QueueOptions};
+pub use draw::{BranchDraw, Draw, FrameId, Pool, Purpose, Sampler};
+pub use queue::{Batch, Loaded, Queue, QueueOptions};
 pub use statistics::{frames_for_statistics, global_generator};
 
 #[cfg(test)]

@@ -1,20 +1,13 @@
 //! Batches that loader threads read and prepare ahead of the step, in the order of the draws.
 
 use super::cache::{CacheStats, Lru, Prepared};
-use super::draw::{Draw, Sampler};
+use super::draw::{Draw, FrameId, Sampler};
 use super::loaders::{LoaderOptions, Loaders, Work};
 use crate::bail;
 use crate::data::Frame;
 use crate::error::Result;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// One frame of one system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FrameId {
-    pub system: usize,
-    pub frame: usize,
-}
 
 /// A frame, and what the engine made of it. Model families have frames of their own kind.
 #[derive(Debug)]
@@ -29,7 +22,6 @@ pub struct Loaded<P, F = Frame> {
 pub struct Batch<P, F = Frame> {
     /// Number of the draw, counted over all ranks.
     pub draw: u64,
-    pub system: usize,
     pub frames: Vec<Arc<Loaded<P, F>>>,
 }
 
@@ -109,15 +101,14 @@ impl<P: Prepared, F: Prepared> Work for Loading<P, F> {
     }
 
     fn finish(&self, draw: Draw, stop: &AtomicBool) -> Result<Batch<P, F>> {
-        let Draw { number, system, frames } = draw;
-        let load = |frame| {
+        let load = |id| {
             if stop.load(Ordering::Relaxed) {
                 bail!("the queue was stopped");
             }
-            self.load(FrameId { system, frame })
+            self.load(id)
         };
-        let frames = frames.into_iter().map(load).collect::<Result<_>>()?;
-        Ok(Batch { draw: number, system, frames })
+        let frames = draw.frames.into_iter().map(load).collect::<Result<_>>()?;
+        Ok(Batch { draw: draw.number, frames })
     }
 }
 

@@ -1,8 +1,8 @@
 //! Order, errors, early ends and the budget of the queue.
 
 use super::cache::Prepared;
-use super::draw::{Draw, Pool, Purpose, Sampler};
-use super::queue::{FrameId, Queue, QueueOptions};
+use super::draw::{Draw, FrameId, Pool, Purpose, Sampler};
+use super::queue::{Queue, QueueOptions};
 use crate::data::options::{BatchSize, SystemWeights};
 use crate::data::testing::{TestSystem, names};
 use crate::data::{Dataset, Frame, Labels, System, Wants};
@@ -62,12 +62,9 @@ fn dawdle(id: FrameId) {
 #[track_caller]
 fn check_next(queue: &mut Queue<Tag>, want: &Draw) {
     let batch = queue.next().unwrap();
-    assert_eq!((batch.draw, batch.system), (want.number, want.system));
-    let frames: Vec<usize> = batch.frames.iter().map(|loaded| loaded.id.frame).collect();
-    assert_eq!(frames, want.frames);
-    assert!(
-        batch.frames.iter().all(|loaded| loaded.prepared.0 == loaded.id && loaded.id.system == want.system)
-    );
+    let frames: Vec<FrameId> = batch.frames.iter().map(|loaded| loaded.id).collect();
+    assert_eq!((batch.draw, &frames), (want.number, &want.frames));
+    assert!(batch.frames.iter().all(|loaded| loaded.prepared.0 == loaded.id));
 }
 
 #[test]
@@ -120,7 +117,7 @@ fn each_rank_takes_every_nth_draw() {
 #[test]
 fn an_error_stands_where_its_batch_would_and_the_others_still_come() {
     let all = draws(0, 60);
-    let bad = FrameId { system: all[20].system, frame: all[20].frames[0] };
+    let bad = all[20].frames[0];
     let fails = move |id: FrameId| {
         dawdle(id);
         if id == bad { Err(err!("frame {} is broken", id.frame)) } else { read(id) }
@@ -128,7 +125,7 @@ fn an_error_stands_where_its_batch_would_and_the_others_still_come() {
     let mut queue = Queue::start(sampler(0), OPTIONS, fails, prepare).unwrap();
     let mut errors = 0;
     for want in &all {
-        if want.system == bad.system && want.frames.contains(&bad.frame) {
+        if want.frames.contains(&bad) {
             errors += 1;
             assert_eq!(queue.next().err().unwrap().message(), format!("frame {} is broken", bad.frame));
         } else {
@@ -141,7 +138,7 @@ fn an_error_stands_where_its_batch_would_and_the_others_still_come() {
 #[test]
 fn a_panic_in_a_loader_is_an_error_and_not_a_hang() {
     let all = draws(0, 40);
-    let bad = FrameId { system: all[5].system, frame: all[5].frames[0] };
+    let bad = all[5].frames[0];
     let panics = move |frame: &Frame| {
         let tag = prepare(frame)?;
         assert!(tag.0 != bad, "this frame makes the engine panic");
@@ -151,7 +148,7 @@ fn a_panic_in_a_loader_is_an_error_and_not_a_hang() {
     let outcomes: Vec<Result<u64>> = (0..40).map(|_| queue.next().map(|batch| batch.draw)).collect();
     assert!(outcomes[5].as_ref().unwrap_err().message().contains("this frame makes the engine panic"));
     for (outcome, want) in outcomes.iter().zip(&all) {
-        let hit = want.system == bad.system && want.frames.contains(&bad.frame);
+        let hit = want.frames.contains(&bad);
         assert_eq!(outcome.as_ref().ok(), if hit { None } else { Some(&want.number) });
     }
 }

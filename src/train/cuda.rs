@@ -36,7 +36,7 @@ use crate::engine::cuda::{OnGpu, engine_on_gpu, program};
 use crate::gpu::staging::Staging;
 use crate::gpu::{Buffer, Device, Event, Numbers, Pinned, Ptr};
 use crate::loss::observation::{Observation, Observed};
-use crate::loss::options::{EnerLossOptions, LossFunction};
+use crate::loss::options::{EnerLossOptions, LossFunction, Prefactor};
 use crate::loss::{EnerLoss, ErrorSums, LossValue, Term};
 use crate::model::dp::options::Form;
 use crate::neighbor::Cut;
@@ -86,6 +86,12 @@ pub fn learner(
     numbers: Numbers,
     start_lr: f64,
 ) -> Result<Box<dyn Learner>> {
+    let loss = setup.input.loss.options::<EnerLossOptions>();
+    if loss.is_some_and(|loss| loss.generalized_force.is_used()) {
+        return Err(
+            err!("the GPU does not know generalised forces (loss.start_pref_gf)").help("use --device cpu")
+        );
+    }
     Ok(match engine_on_gpu(&setup.model)? {
         OnGpu::Fused(form) => Box::new(fused(team, session, setup, gpu, shared, (numbers, form), start_lr)?),
         OnGpu::Operations => {
@@ -501,7 +507,7 @@ fn terms_of(loss: &EnerLossOptions, all: u32) -> u32 {
     let has = |bits: u32| all & bits == bits;
     let pref = has(LABEL_FORCE) && (has(LABEL_ATOM_PREF) || loss.use_default_pf);
     let there = [has(LABEL_ENERGY), has(LABEL_FORCE), has(LABEL_VIRIAL), has(LABEL_ATOM_ENERGY), pref];
-    let used = loss.prefactors().map(|p| p.is_used());
+    let used = terms_on_gpu(loss).map(|p| p.is_used());
     (0..5).filter(|&k| used[k] && there[k]).map(|k| 1 << k).sum()
 }
 
@@ -509,7 +515,7 @@ fn terms_of(loss: &EnerLossOptions, all: u32) -> u32 {
 fn turn_of(setup: &Setup, adam: &AdamOptions, start_lr: f64, asked: &Asked, all: u32) -> layout::Turn {
     let loss = energy_loss(setup);
     turn_with(setup, adam, start_lr, asked, terms_of(loss, all), |ratio| {
-        loss.prefactors().map(|p| p.at(ratio))
+        terms_on_gpu(loss).map(|p| p.at(ratio))
     })
 }
 
@@ -557,7 +563,7 @@ fn values_at(values: &Buffer<f64>, setup: &Setup, loss: &EnerLoss, place: usize)
     let mut numbers = [0.0f64; 16];
     values.read(16 * place, &mut numbers)?;
     let options = energy_loss(setup);
-    let used = options.prefactors().map(|p| p.is_used());
+    let used = terms_on_gpu(options).map(|p| p.is_used());
     let shown = |k: usize| {
         let [square, absolute, count] = [1, 2, 3].map(|i| numbers[3 * k + i]);
         let errors = ErrorSums { absolute, square, count };
@@ -567,6 +573,12 @@ fn values_at(values: &Buffer<f64>, setup: &Setup, loss: &EnerLoss, place: usize)
     let terms =
         names.zip((0..5).filter(|&k| used[k])).map(|(name, k)| Term { name: name.into(), value: shown(k) });
     Ok(LossValue { loss: numbers[0], terms: terms.collect() })
+}
+
+/// The prefactors of the terms that the kernels know: all but the last, which was refused.
+fn terms_on_gpu(loss: &EnerLossOptions) -> [Prefactor; 5] {
+    let [energy, force, virial, atom_energy, atom_pref_force, _] = loss.prefactors();
+    [energy, force, virial, atom_energy, atom_pref_force]
 }
 
 /// The loss of a run that trains energies.

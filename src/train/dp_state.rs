@@ -76,6 +76,7 @@ pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<(
         options.data_stat_protect = 0.0;
         options.fitting.seed = None;
         options.fitting.rcond = None;
+        options.fitting.sel_type = Vec::new(); // a matter of the data
         options.preset_out_bias = Vec::new(); // the statistics are there
         options.fitting.trainable = Vec::new();
         options.short_range.iter_mut().for_each(|own| own.file.clear()); // the table is there

@@ -126,8 +126,7 @@ impl Residents {
     fn plan(&mut self, draw: &Draw) -> Needs {
         let began = self.uses;
         let mut needs = Needs { leaving: Vec::new(), coming: Vec::new(), slots: Vec::new() };
-        for &frame in &draw.frames {
-            let id = FrameId { system: draw.system, frame };
+        for &id in &draw.frames {
             let (slot, known) = match self.frames.get(&id) {
                 Some(&(slot, used)) => {
                     self.by_use.remove(&used);
@@ -186,7 +185,7 @@ mod tests {
     use super::*;
 
     fn draw(frames: &[usize]) -> Draw {
-        Draw { number: 0, system: 0, frames: frames.to_vec() }
+        Draw { number: 0, frames: frames.iter().map(|&frame| FrameId { system: 0, frame }).collect() }
     }
 
     #[test]

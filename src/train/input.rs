@@ -3,7 +3,8 @@
 use crate::config::check::{check, count, did_you_mean};
 use crate::config::registry;
 use crate::config::{Section, doc, schema};
-use crate::data::options::{BatchSize, DataOptions, SystemWeights};
+use crate::data::options::{BatchSize, DataOptions, Mix, SystemWeights};
+use crate::data::type_names::type_names;
 use crate::error::{ErrorKind, Result};
 use crate::loss::{LOSSES, LossChoice};
 use crate::memory::afford;
@@ -190,6 +191,7 @@ impl Input {
         }
         let mut full = checked.value;
         LearningRatePlan::fill_stop_lr(&mut full["learning_rate"]);
+        fill_type_map(&mut full).map_err(|e| e.at(file))?;
         if full["training"]["seed"].is_null() {
             let seed = new_seed();
             log::info!("training.seed: {seed}, taken at random");
@@ -283,6 +285,19 @@ fn refuse_branch_keys(full: &Value) -> Result<()> {
         )
         .help("leave the key out"));
     }
+    Ok(())
+}
+
+/// Where the input does not name the types, the training data does.
+fn fill_type_map(full: &mut Value) -> Result<()> {
+    if full.pointer("/model/type_map").is_some_and(|names| !names.is_null()) {
+        return Ok(());
+    }
+    let training = Section::root(full).section("training");
+    let names = type_names(&data_options(&training.section("training_data"))?);
+    let names = names.map_err(|e| e.at("training.training_data"))?;
+    log::info!("model.type_map: {}, as the training data has it", names.join(" "));
+    full["model"]["type_map"] = names.into();
     Ok(())
 }
 
@@ -447,27 +462,31 @@ fn weights(section: &Section, systems: &[String], search: bool) -> Result<System
     Ok(SystemWeights::Explicit(probs))
 }
 
-/// `auto`, `auto:N`, `max:N` or `filter:N`.
+/// `auto`, `auto:N`, `max:N`, `filter:N`, `mixed:N` or `mix:N`.
 pub fn parse_batch_size(text: &str) -> Result<BatchSize> {
     let (rule, number) = match text.split_once(':') {
         Some((rule, number)) => (rule, Some(number)),
         None => (text, None),
     };
-    let atoms = match number.map(|n| n.trim().parse::<usize>()) {
+    let what = if rule == "mixed" { "frames" } else { "atoms" };
+    let number = match number.map(|n| n.trim().parse::<usize>()) {
         None => None,
         Some(Ok(n)) if n > 0 => Some(n),
-        Some(_) => bail!("\"{text}\" has no number of atoms of at least 1 after the colon"),
+        Some(_) => bail!("\"{text}\" has no number of {what} of at least 1 after the colon"),
     };
-    match (rule, atoms) {
+    match (rule, number) {
         ("auto", atoms) => Ok(BatchSize::Auto(atoms.unwrap_or(32))),
         ("max", Some(n)) => Ok(BatchSize::Max(n)),
         ("filter", Some(n)) => Ok(BatchSize::Filter(n)),
-        ("max" | "filter", None) => bail!("\"{text}\" has no number of atoms; wanted \"{text}:N\""),
-        ("mixed" | "mix", _) => bail!("DeePMD-kit knows \"{rule}:N\", Phalanx does not support it yet"),
+        ("mixed", Some(n)) => Ok(BatchSize::Mixed(Mix::Frames(n))),
+        ("mix", Some(n)) => Ok(BatchSize::Mixed(Mix::Atoms(n))),
+        ("max" | "filter" | "mixed" | "mix", None) => {
+            bail!("\"{text}\" has no number of {what}; wanted \"{text}:N\"")
+        }
         _ => {
-            let near = did_you_mean(rule, ["auto", "max", "filter"].into_iter());
+            let near = did_you_mean(rule, ["auto", "max", "filter", "mixed", "mix"].into_iter());
             let help = format!(
-                "{near}allowed: a number, a list of numbers, \"auto\", \"auto:N\", \"max:N\", \"filter:N\""
+                "{near}allowed: a number, a list of numbers, \"auto\", \"auto:N\", \"max:N\", \"filter:N\", \"mixed:N\", \"mix:N\""
             );
             Err(err!("\"{text}\" is not a batch size").help(help))
         }

@@ -205,7 +205,7 @@ const BATCH_SIZE: Key = Key::new(
         Kind::AT_LEAST_ONE,
         Kind::List(&Kind::AT_LEAST_ONE),
         Kind::Pattern(Pattern {
-            wanted: "\"auto\", \"auto:N\", \"max:N\" or \"filter:N\"",
+            wanted: "\"auto\", \"auto:N\", \"max:N\", \"filter:N\", \"mixed:N\" or \"mix:N\"",
             check: |text| parse_batch_size(text).map(|_| ()),
         }),
     ]),
@@ -215,7 +215,8 @@ const BATCH_SIZE: Key = Key::new(
 .doc(
     "Frames of a batch, for each rank: one number, one for each system, \"auto:N\" for the fewest frames with at \
      least N atoms (auto: 32), \"max:N\" for the most with at most N atoms, \"filter:N\" for the same without \
-     systems of more than N atoms.",
+     systems of more than N atoms. Batches of frames of all systems, each drawn by itself: \"mixed:N\" for N frames, \"mix:N\" for \
+     as many as have at most N atoms together.",
 );
 const AUTO_PROB: Key = Key::new(
     "auto_prob",

@@ -10,7 +10,7 @@ mod neighbors; // of the training data, and `sel` from them
 mod statistics; // of the training data
 
 pub(super) use bias::shift_bias;
-pub(super) use data::open_data;
+pub(super) use data::{leave_out_unselected, open_data};
 pub(super) use neighbors::{neighbor_statistics, resolve_sel};
 pub(super) use statistics::{
     as_stored, drawn_frames, load_or_compute_statistics, sample_distance, sample_statistics,
@@ -76,6 +76,7 @@ pub fn setup(
         full["model"] = input.model.script.clone();
     }
     let data = open_data(team, &input)?;
+    leave_out_unselected(&mut input.model, &mut full, &data);
     let neighbors = neighbor_statistics(team, options, &input.model, &data.training, origin.is_some())?;
     let saved = origin.as_ref().map(Origin::options).transpose()?;
     let resolved = resolve_sel(&mut input.model, &mut full, neighbors.as_deref(), saved.as_ref());

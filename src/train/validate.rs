@@ -111,8 +111,8 @@ impl<E: Engine> DrawnBatches<E> {
                 continue;
             }
             let mut loaded = Vec::with_capacity(draw.frames.len());
-            for frame in draw.frames {
-                loaded.push(self.load(FrameId { system: draw.system, frame }, &prepare)?);
+            for id in draw.frames {
+                loaded.push(self.load(id, &prepare)?);
             }
             let value = family.evaluate(params, &loaded, &now, team)?;
             let atoms = loaded.iter().map(|f| f.frame.n_atoms()).sum::<usize>() as f64;

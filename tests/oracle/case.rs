@@ -315,11 +315,14 @@ impl Case {
         self.replay(&mut InBlocks::new(4, || CpuEngine::<T>::new(self.model.clone(), 1, series))?, worst)
     }
 
-    /// The options of the input with the number of neighbours that the model file has.
+    /// The options of the input with what follows from the data: the number of neighbours, and types without labels of their own.
     fn options(&self) -> ModelOptions {
         let mut options = self.input.model.clone();
         for (part, se) in self.model.parts().iter().zip(&mut options.descriptors.list) {
             se.sel = Sel::Fixed(part.sel().to_vec());
+        }
+        if self.training.systems.iter().any(|system| system.has_selected_labels()) {
+            options.atom_exclude_types.clone_from(&self.model.options.atom_exclude_types);
         }
         options
     }
@@ -495,10 +498,14 @@ impl Case {
         step: &Value,
         look: impl Fn(&mut Seeds, &Prediction, &[&Frame]) -> T,
     ) -> Result<(T, Vec<f64>)> {
-        let system = &self.systems[step["system"].as_str().unwrap_or_default()];
         let indices = step["frames"].as_array().cloned().unwrap_or_default();
-        let read = |k: &Value| system.read(k.as_u64().unwrap_or_default() as usize);
-        let frames: Vec<Frame> = indices.iter().map(read).collect::<Result<_>>()?;
+        let read = |(f, k): (usize, &Value)| {
+            // All frames are of one system, unless batches mix them.
+            let system = step["systems"].get(f).unwrap_or(&step["system"]);
+            let system = &self.systems[system.as_str().unwrap_or_default()];
+            system.read(k.as_u64().unwrap_or_default() as usize)
+        };
+        let frames: Vec<Frame> = indices.iter().enumerate().map(read).collect::<Result<_>>()?;
         let prepare = engine.preparer();
         let prepared = frames.iter().map(|f| prepare(f)).collect::<Result<Vec<_>>>()?;
         let batch: Vec<_> = prepared.iter().collect();

@@ -109,6 +109,7 @@ impl Tester for OutputTester {
             width: self.output.width,
             of_frames: Need::Must,
             of_atoms: if self.atomic { Need::Must } else { Need::No },
+            selected: Vec::new(),
         };
         Wants { output: Some(output), ..wants }
     }

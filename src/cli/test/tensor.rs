@@ -92,6 +92,7 @@ impl Tester for TensorTester {
             width: self.output.width,
             of_frames: need(!self.atomic),
             of_atoms: need(self.atomic),
+            selected: self.options.types_with_output(),
         };
         Wants { output: Some(output), ..wants }
     }

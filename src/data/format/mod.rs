@@ -64,6 +64,10 @@ pub trait Array: Send + Sync {
     /// As stored; the first dimension is frames.
     fn shape(&self) -> &[usize];
     fn kind(&self) -> Kind;
+    /// Whether it is one row of numbers that can be read as rows of any length.
+    fn is_one_row(&self) -> bool {
+        false
+    }
     /// Reads `count` frames from frame `first` on.
     ///
     /// - out  overwritten  `[count, width]`, row-major

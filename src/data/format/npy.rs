@@ -203,6 +203,10 @@ impl Array for NpyArray {
         if self.element.class == Class::Float { Kind::Float } else { Kind::Integer }
     }
 
+    fn is_one_row(&self) -> bool {
+        !self.fortran && matches!(*self.shape, [1, _])
+    }
+
     fn read(&self, out: &mut [f64], first: usize, count: usize) -> Result<()> {
         let path = self.path();
         if count == 0 || out.is_empty() {

@@ -9,6 +9,7 @@ use super::direct::Atom;
 use super::fitting::fold::Fold;
 use super::frame::FramesOfPart;
 use super::real::Real;
+use super::turned::Rows;
 use crate::model::dp::Dp;
 use std::ops::Range;
 
@@ -123,6 +124,8 @@ pub struct Inputs {
     pub width: usize,
     /// Whether frame and atomic parameters follow.
     pub is_last: bool,
+    /// Where outputs may turn with the atoms: its rows of directions.
+    pub directions: Rows,
 }
 
 impl Inputs {

@@ -9,7 +9,7 @@ use super::fitting::Fitting;
 use super::frame::CpuFrame;
 use super::pool::{Parts, Pool};
 use super::real::Real;
-use super::turned::Turn;
+use super::turned::Turned;
 use super::vacuum::Vacuum;
 use super::{Prediction, Seeds};
 use crate::model::dp::Dp;
@@ -39,10 +39,7 @@ pub struct Buffers<T> {
     /// `[n_blocks]` virial of each block.
     virial: Vec<[f64; 9]>,
     /// `[n_types]` inputs of the fitting nets, or their derivatives, while they are written.
-    pub(super) inputs: Vec<Parts<T>>,
-    /// `[rows, width]` outputs that turn with the atoms, and dL/doutput; empty where none does.
-    pub(super) turned: Vec<f64>,
-    pub(super) dl_turned: Vec<f64>,
+    inputs: Vec<Parts<T>>,
     /// `[n_stacks, columns, M1]` dL/dC.
     dl_c: Vec<T>,
     /// Of a descriptor with attention.
@@ -72,11 +69,6 @@ impl<T: Real> Buffers<T> {
         }
         for buffer in [&mut self.q, &mut self.q_dot] {
             room(buffer, rows * batch.components() * batch.columns());
-        }
-        if model.output.made.is_turned() {
-            for buffer in [&mut self.turned, &mut self.dl_turned] {
-                room(buffer, rows * model.output.width);
-            }
         }
         self.cut.resize(batch);
         if let Some(attention) = &mut self.attention {
@@ -465,12 +457,18 @@ fn direction<T: Real>(d_dot: &mut [&mut [T]; 3], batch: &Batch<T>, block: &Segme
 }
 
 /// dL/dA of every atom, from dL/dinput and dE/dinput of the fitting nets.
-pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>, fitting: &Fitting<T>) {
-    let model = batch.model;
+pub fn adjoint<T: Real>(
+    pool: &Pool,
+    batch: &Batch<T>,
+    buffers: &mut Buffers<T>,
+    fitting: &Fitting<T>,
+    turned: &Turned,
+) {
+    let (model, is_turned) = (batch.model, batch.model.output.made.is_turned());
     let map = Map::new(model, batch.inputs.fold);
     let (stride, width) = (map.stride(), batch.inputs.width);
     let (a, a_dot, dl_a) = (&buffers.a, &buffers.a_dot, Parts::new(&mut buffers.dl_a));
-    let (blocks, outputs, dl_turned) = (&batch.layout.blocks, model.output.width, &buffers.dl_turned);
+    let blocks = &batch.layout.blocks;
     pool.run(blocks.len(), |b| {
         let block = &blocks[b];
         // SAFETY: each block has its own rows.
@@ -484,10 +482,8 @@ pub fn adjoint<T: Real>(pool: &Pool, batch: &Batch<T>, buffers: &mut Buffers<T>,
             let x = k * width + batch.inputs.first..k * width + batch.inputs.end;
             let dl_a = &mut dl_a[k * stride..(k + 1) * stride];
             map.adjoint(dl_a, &a[row.clone()], &dl_x[x.clone()]);
-            if let Some(turn) = Turn::of(batch, block.center) {
-                let x = fitting.outputs_of(net, batch.place(block) + k);
-                let dl_out = &dl_turned[(block.row + k) * outputs..(block.row + k + 1) * outputs];
-                turn.directions_add(dl_a, &a[row.clone()], x, dl_out);
+            if is_turned {
+                turned.adjoint_add(dl_a, batch, block.row + k);
             }
             if model.is_energy() {
                 map.tangent_adjoint_add(dl_a, &a_dot[row], &de_x[x]);

@@ -57,6 +57,7 @@ use real::Real;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
+use turned::{Rows, Turned};
 use vacuum::Vacuum;
 
 /// How the embedding net is evaluated.
@@ -77,6 +78,7 @@ pub struct CpuEngine<T> {
     pool: Pool,
     fitting: Fitting<T>,
     vacuum: Vacuum,
+    turned: Turned,
     /// By type: dL/denergy of the atoms, and inputs of the fitting nets beside the descriptor.
     dl_e: Vec<Vec<f64>>,
     /// By type, where a table of pair energies has a part: the share of the nets in the energy of each atom. By atom: what the nets said.
@@ -107,6 +109,7 @@ impl<T: Real> CpuEngine<T> {
             parts: parts.collect(),
             fitting,
             vacuum: Vacuum::default(),
+            turned: Turned::default(),
             dl_e: Vec::new(),
             shares: Vec::new(),
             net_energies: Vec::new(),
@@ -178,7 +181,7 @@ fn by_net<'a>(model: &Dp, by_type: &'a [Vec<f64>]) -> Cow<'a, [Vec<f64>]> {
 /// Where the numbers of each descriptor stand among the inputs of the fitting nets, the first of them folded.
 fn place_inputs(models: &[Arc<Dp>], fold: Fold) -> Vec<Inputs> {
     let n_extra = models[0].n_extra();
-    let mut end = 0;
+    let (mut end, mut rows) = (0, 0);
     let mut inputs: Vec<Inputs> = models
         .iter()
         .enumerate()
@@ -186,10 +189,15 @@ fn place_inputs(models: &[Arc<Dp>], fold: Fold) -> Vec<Inputs> {
             let fold = if k == 0 { fold } else { Fold::NONE };
             let first = end;
             end += fold.width(model.n_descriptor());
-            Inputs { fold, first, end, width: 0, is_last: k + 1 == models.len() }
+            let directions = Rows { first: rows, all: 0 };
+            rows += model.n_embed();
+            Inputs { fold, first, end, width: 0, is_last: k + 1 == models.len(), directions }
         })
         .collect();
-    inputs.iter_mut().for_each(|inputs| inputs.width = end + n_extra);
+    for inputs in &mut inputs {
+        inputs.width = end + n_extra;
+        inputs.directions.all = rows;
+    }
     inputs
 }
 
@@ -286,13 +294,19 @@ impl<T: Real> Engine for CpuEngine<T> {
         }
         self.laps.lap(Stage::Describe);
         self.fitting.forward(&self.pool, weights);
-        let (first, buffers, _) = self.parts[0].batch(params, frames(0));
+        if self.model.output.made.is_turned() {
+            for (k, part) in self.parts.iter_mut().enumerate() {
+                let (batch, buffers, _) = part.batch(params, frames(k));
+                self.turned.resize(&batch);
+                self.turned.take(&batch, &buffers.a);
+            }
+            let (first, ..) = self.parts[0].batch(params, frames(0));
+            turned::forward(&self.pool, &first, &mut self.turned, &self.fitting);
+        }
+        let (first, ..) = self.parts[0].batch(params, frames(0));
         if !self.model.is_energy() {
             self.laps.lap(Stage::FittingForward);
-            if self.model.output.made.is_turned() {
-                turned::forward(&self.pool, &first, buffers, &self.fitting);
-            }
-            outputs::collect(out, &first, buffers, &self.fitting);
+            outputs::collect(out, &first, &self.turned.outputs, &self.fitting);
             return self.laps.lap(Stage::Collect);
         }
         first.extra_inputs(&mut self.extra);
@@ -440,16 +454,16 @@ impl<T: Real> CpuEngine<T> {
         self.fitting.backward(&self.pool, T::viewed(params, &self.weights));
         for (k, part) in self.parts.iter_mut().enumerate() {
             let (batch, buffers, _) = part.batch(params, FramesOfPart::new(batch, k));
-            blocks::adjoint(&self.pool, &batch, buffers, &self.fitting);
+            blocks::adjoint(&self.pool, &batch, buffers, &self.fitting, &self.turned);
         }
     }
 
     /// The last hidden layer's derivatives by way of what is no energy.
     fn seed_outputs(&mut self, params: &[f64], batch: &[&CpuFrames<T>], seeds: &Seeds) {
-        let (first, buffers, _) = self.parts[0].batch(params, FramesOfPart::new(batch, 0));
-        outputs::put_seeds(&mut self.fitting, &first, buffers, seeds);
+        let (first, ..) = self.parts[0].batch(params, FramesOfPart::new(batch, 0));
+        outputs::put_seeds(&mut self.fitting, &first, &mut self.turned.dl_outputs, seeds);
         if self.model.output.made.is_turned() {
-            turned::adjoint(&self.pool, &first, buffers, &mut self.fitting);
+            turned::adjoint(&self.pool, &first, &mut self.turned, &mut self.fitting);
         }
         self.fitting.output_adjoint(&self.pool, T::viewed(params, &self.weights));
     }
@@ -476,7 +490,7 @@ impl<T: Real> CpuEngine<T> {
         self.laps.lap(Stage::FittingReverse);
         for (k, part) in self.parts.iter_mut().enumerate() {
             let (batch, buffers, _) = part.batch(params, frames(k));
-            blocks::adjoint(&self.pool, &batch, buffers, &self.fitting);
+            blocks::adjoint(&self.pool, &batch, buffers, &self.fitting, &self.turned);
         }
         self.laps.lap(Stage::Adjoint);
         for (k, part) in self.parts.iter_mut().enumerate() {

@@ -4,7 +4,6 @@
 //! tensors are made from the numbers of the net and the directions of A, between the two (`turned.rs`).
 
 use super::batch::{Batch, Segment};
-use super::blocks::Buffers;
 use super::fitting::Fitting;
 use super::real::Real;
 use super::{Prediction, Seeds};
@@ -22,7 +21,9 @@ fn atom_of<T: Real>(batch: &Batch<T>, s: &Segment, k: usize) -> usize {
 }
 
 /// The outputs of atoms and of frames, always summed in the same order.
-pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, buffers: &Buffers<T>, fitting: &Fitting<T>) {
+///
+/// - turned  those that turn with the atoms, `[n_atoms, width]`
+pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, turned: &[f64], fitting: &Fitting<T>) {
     let (layout, width) = (batch.layout, batch.model.output.width);
     let shares = shares(batch);
     for (list, n) in [
@@ -38,7 +39,7 @@ pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, buffers: &Buffer
         let of_frame = &mut out.output[s.frame * width..(s.frame + 1) * width];
         for k in 0..s.n {
             let output = |c: usize| match model.output.made.is_turned() {
-                true => buffers.turned[(s.row + k) * width + c],
+                true => turned[(s.row + k) * width + c],
                 false => fitting.outputs_of(net, batch.place(s) + k)[c].to_f64(),
             };
             let atom = atom_of(batch, s, k);
@@ -53,12 +54,7 @@ pub fn collect<T: Real>(out: &mut Prediction, batch: &Batch<T>, buffers: &Buffer
 }
 
 /// dL/doutput of the fitting nets, or of what is made from it, from the derivatives by the outputs of atoms and of frames.
-pub fn put_seeds<T: Real>(
-    fitting: &mut Fitting<T>,
-    batch: &Batch<T>,
-    buffers: &mut Buffers<T>,
-    seeds: &Seeds,
-) {
+pub fn put_seeds<T: Real>(fitting: &mut Fitting<T>, batch: &Batch<T>, dl_turned: &mut [f64], seeds: &Seeds) {
     let width = batch.model.output.width;
     let shares = shares(batch);
     for s in &batch.layout.segments {
@@ -69,7 +65,7 @@ pub fn put_seeds<T: Real>(
             (of_frame[c] * shares[s.frame] + of_atom) * scale.map_or(1.0, |scale| scale[c])
         };
         if batch.model.output.made.is_turned() {
-            let rows = &mut buffers.dl_turned[s.row * width..(s.row + s.n) * width];
+            let rows = &mut dl_turned[s.row * width..(s.row + s.n) * width];
             rows.iter_mut().enumerate().for_each(|(n, x)| *x = dl(n / width, n % width));
         } else {
             let first = batch.place(s) * width;

@@ -7,7 +7,7 @@ use crate::engine::blocks::InBlocks;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::reference::tests::{
     angles, attention, blended, compare_results, distances, frame, hybrid, model, model_with, options,
-    other_outputs, run, seeds, steep_params, turned_outputs,
+    other_outputs, run, seeds, steep_params, turned_outputs, with_directions,
 };
 use crate::model::activation::Activation;
 use crate::model::dp::options::{
@@ -61,6 +61,10 @@ fn blocks_of_frames_add_up_whatever_the_model_predicts() {
         let model = model_with(options(), |fitting| fitting.kind = kind.clone());
         compare_blocks_of::<f64>(model.clone(), SERIES, 1e-9);
         compare_blocks_of::<f32>(model, EmbeddingMode::Direct, 3e-4);
+    }
+    for kind in turned_outputs() {
+        let [_, both, _] = with_directions();
+        compare_blocks_of::<f64>(model_with(both, |fitting| fitting.kind = kind.clone()), SERIES, 1e-9);
     }
 }
 
@@ -155,7 +159,8 @@ fn distances_alone_agree_with_the_reference() {
 fn other_outputs_agree_with_the_reference_for_every_number_of_threads() {
     let descriptors: [Descriptors; 3] = [options().into(), distances().into(), hybrid()];
     let all = descriptors.iter().flat_map(|d| other_outputs().into_iter().map(move |kind| (d, kind)));
-    let turned = turned_outputs().into_iter().map(|kind| (&descriptors[0], kind));
+    let with_directions = with_directions();
+    let turned = with_directions.iter().flat_map(|d| turned_outputs().into_iter().map(move |kind| (d, kind)));
     for (descriptor, kind) in all.chain(turned) {
         let model = |activation| {
             let change = |fitting: &mut FittingOptions| {

@@ -55,6 +55,13 @@ pub enum OnGpu {
 
 /// The engine that trains this model.
 pub fn engine_on_gpu(model: &Dp) -> Result<OnGpu> {
+    if model.output.made.is_turned() && model.options.descriptors.list.len() > 1 {
+        return Err(err!(
+            "the GPU makes a {} from the directions of one descriptor, and this model has several (model.descriptor: hybrid)",
+            model.options.fitting.type_name()
+        )
+        .help("use --device cpu"));
+    }
     Ok(form_on_gpu(model).map_or(OnGpu::Operations, OnGpu::Fused))
 }
 

@@ -149,7 +149,8 @@ impl Forward<'_> {
     /// Where outputs turn with the atoms: how.
     fn turned<'a>(&'a self, model: &Dp, view: &AtomView) -> Option<Turned<'a>> {
         let (made, scale) = (model.output.made, model.options.fitting.net_scale(view.center));
-        made.is_turned().then(|| Turned { made, scale, a: self.parts[0].matrix(), x: &self.outputs })
+        let a = || self.parts.iter().flat_map(|part| part.matrix().iter().copied()).collect();
+        made.is_turned().then(|| Turned { made, scale, a: a(), x: &self.outputs })
     }
 }
 
@@ -178,8 +179,12 @@ pub fn second_pass(
     let fitting = fitting_of(models, view);
     let turned = f.turned(&models[0], view).map(|turned| turned.backward(dl_e));
     let (dl_e, dl_a) = turned.unwrap_or_else(|| (dl_e.to_vec(), Vec::new()));
-    if !dl_a.is_empty() {
-        f.parts[0].add_to_matrix(dl_a);
+    let mut dl_a = dl_a.into_iter().peekable();
+    if dl_a.peek().is_some() {
+        for part in &mut f.parts {
+            let rows = part.matrix().len();
+            part.add_to_matrix(dl_a.by_ref().take(rows).collect());
+        }
     }
 
     // Tangent: rows -> D -> fitting net.

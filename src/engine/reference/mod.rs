@@ -355,6 +355,7 @@ pub(crate) mod tests {
             numb_aparam: 1,
             rcond: None,
             atom_ener: vec![],
+            sel_type: vec![],
         };
         change(&mut fitting);
         let options = ModelOptions {
@@ -546,9 +547,19 @@ pub(crate) mod tests {
                 check_gradient(model_with(descriptor.clone(), |fitting| fitting.kind = kind));
             }
         }
-        for kind in turned_outputs() {
-            check_gradient(model_with(options(), |fitting| fitting.kind = kind));
+        for (descriptors, kind) in
+            with_directions().iter().flat_map(|d| turned_outputs().into_iter().map(move |k| (d, k)))
+        {
+            check_gradient(model_with(descriptors.clone(), |fitting| fitting.kind = kind));
         }
+    }
+
+    /// Descriptors that tell directions: one, two, and two of them of which one has attention.
+    pub(crate) fn with_directions() -> [Descriptors; 3] {
+        let pairs = hybrid().list.remove(2);
+        let attention = attention().remove(0);
+        let both = |list| Descriptors { list, is_hybrid: true };
+        [options().into(), both(vec![pairs.clone(), options()]), both(vec![attention, pairs])]
     }
 
     /// Fitting nets that predict no energy.

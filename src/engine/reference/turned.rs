@@ -1,6 +1,6 @@
 //! Outputs that turn with the atoms, from the numbers x of the net and the rows of directions of A.
 //!
-//! With `r_m = A[m][1..4]`: the vector `sum_m x_m r_m`, or the tensor `sum_mn S_mn r_m (x) r_n` where S is the symmetric part of x, or
+//! With `r_m = A[m][1..4]`, A of all descriptors one after another: the vector `sum_m x_m r_m`, or the tensor `sum_mn S_mn r_m (x) r_n` where S is the symmetric part of x, or
 //! has x on its diagonal. x is multiplied by the scale of the type before.
 
 use crate::model::dp::options::Made;
@@ -9,8 +9,8 @@ use crate::model::dp::options::Made;
 pub struct Turned<'a> {
     pub made: Made,
     pub scale: f64,
-    /// A of the atom.
-    pub a: &'a [[f64; 4]],
+    /// A of the atom, of all descriptors.
+    pub a: Vec<[f64; 4]>,
     /// The numbers of the net.
     pub x: &'a [f64],
 }
@@ -29,7 +29,7 @@ impl Turned<'_> {
 
     /// The outputs of the atom.
     pub fn forward(&self) -> Vec<f64> {
-        let (n, s, a) = (self.a.len(), self.symmetric(), self.a);
+        let (n, s, a) = (self.a.len(), self.symmetric(), &self.a);
         if self.made == Made::Vector {
             return (1..4).map(|c| (0..n).map(|m| s[m][m] * a[m][c]).sum()).collect();
         }
@@ -44,7 +44,7 @@ impl Turned<'_> {
 
     /// dL/dx and dL/dA from dL/doutput.
     pub fn backward(&self, dl_out: &[f64]) -> (Vec<f64>, Vec<[f64; 4]>) {
-        let (n, s, a) = (self.a.len(), self.symmetric(), self.a);
+        let (n, s, a) = (self.a.len(), self.symmetric(), &self.a);
         let (mut dl_s, mut dl_a) = (vec![vec![0.0; n]; n], vec![[0.0; 4]; n]);
         if self.made == Made::Vector {
             for m in 0..n {

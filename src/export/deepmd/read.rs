@@ -244,6 +244,7 @@ fn read_fitting(place: &Place, type_map: &[String], script: &Value) -> Result<Fi
         numb_aparam: count("numb_aparam")?,
         rcond: place.find("rcond")?.map(|p| p.f64()).transpose()?,
         atom_ener: read_atom_ener(place)?,
+        sel_type: Vec::new(), // a matter of the data
     })
 }
 

@@ -101,6 +101,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             numb_aparam: 1,
             rcond: Some(1e-5),
             atom_ener: vec![Some(-1.5), None],
+            sel_type: Vec::new(),
         },
         pair_exclude_types: vec![(1, 1)],
         atom_exclude_types: vec![1],

@@ -265,8 +265,7 @@ fn fitting_tree(model: &DpModel) -> Map {
         tree = tree.with(key, Node::from_json(&value));
     }
     if output.made.is_turned() {
-        tree = tree
-            .with("embedding_width", model.options.descriptors.list[0].neuron.last().copied().unwrap_or(0));
+        tree = tree.with("embedding_width", model.options.descriptors.n_directions());
     }
     tree
 }

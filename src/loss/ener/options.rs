@@ -28,12 +28,13 @@ pub struct HuberDeltas {
 }
 
 /// Names of the displayed errors: squares and absolute values.
-pub(super) const NAMES: [[&str; 2]; 5] = [
+pub(super) const NAMES: [[&str; 2]; 6] = [
     ["rmse_e", "mae_e"],
     ["rmse_f", "mae_f"],
     ["rmse_v", "mae_v"],
     ["rmse_ae", "mae_ae"],
     ["rmse_pf", "mae_pf"],
+    ["rmse_gf", "rmse_gf"],
 ];
 
 /// A prefactor that goes from `start` to `limit` as the learning rate decays:
@@ -65,6 +66,8 @@ impl Prefactor {
 /// - virial: as the energy, over nine components.
 /// - atom_energy: Mse, Mae or Huber (delta of the energy) over atoms, not divided by N.
 /// - atom_pref_force: Mse mean(p dF^2), Mae mean(p |dF|) over components, p from `atom_pref`; no Huber.
+/// - generalized_force: mean(dG^2) over generalised coordinates q whatever the function is, dG = sum_i dF_i . dr_i/dq with
+///   derivatives from `drdq`; no Huber.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EnerLossOptions {
     pub energy: Prefactor,
@@ -72,6 +75,9 @@ pub struct EnerLossOptions {
     pub virial: Prefactor,
     pub atom_energy: Prefactor,
     pub atom_pref_force: Prefactor,
+    pub generalized_force: Prefactor,
+    /// Generalised coordinates.
+    pub numb_generalized_coord: usize,
     /// Force errors of an atom are divided by |F| + relative_f of its label, where given; in both force terms.
     pub relative_f: Option<f64>,
     pub function: LossFunction,
@@ -122,12 +128,15 @@ pub const KEYS: &[Key] = &[
     Key::new("enable_atom_ener_coeff", Kind::Bool)
         .default("false")
         .doc("Whether the energy is the sum of atom energies times the coefficients of atom_ener_coeff.npy."),
-    pref("start_pref_gf", "0.0", "Prefactor of the generalised force term at the start.").not_yet(""),
-    pref("limit_pref_gf", "0.0", "Prefactor of the generalised force term in the limit.").not_yet(""),
-    Key::new("numb_generalized_coord", Kind::COUNT)
+    pref(
+        "start_pref_gf",
+        "0.0",
+        "Prefactor at the start of the term of generalised forces: forces times the derivatives of positions (drdq.npy).",
+    ),
+    pref("limit_pref_gf", "0.0", "Prefactor of that term in the limit."),
+    Key::new("numb_generalized_coord", Kind::Int(0, 100_000))
         .default("0")
-        .ignored("")
-        .doc("Number of generalised coordinates; only used with start_pref_gf."),
+        .doc("Number of generalised coordinates, each with 3 derivatives for each atom in drdq.npy."),
     Key::new("use_huber", Kind::Bool)
         .default("false")
         .doc("Whether errors enter as x^2/2 up to huber_delta and as delta * (|x| - delta/2) beyond it."),
@@ -147,8 +156,8 @@ pub const KEYS: &[Key] = &[
 
 impl EnerLossOptions {
     /// The prefactors of all terms.
-    pub fn prefactors(&self) -> [Prefactor; 5] {
-        [self.energy, self.force, self.virial, self.atom_energy, self.atom_pref_force]
+    pub fn prefactors(&self) -> [Prefactor; 6] {
+        [self.energy, self.force, self.virial, self.atom_energy, self.atom_pref_force, self.generalized_force]
     }
 
     /// The name of the displayed error of a term.
@@ -159,7 +168,7 @@ impl EnerLossOptions {
     /// Names of the displayed errors, in the order of the terms.
     pub fn names(&self) -> Vec<&'static str> {
         let used = self.prefactors();
-        (0..5).filter(|&k| used[k].is_used()).map(|k| self.name(k)).collect()
+        (0..used.len()).filter(|&k| used[k].is_used()).map(|k| self.name(k)).collect()
     }
 
     /// Resolves the checked `loss` section.
@@ -170,6 +179,8 @@ impl EnerLossOptions {
             virial: prefactor(section, "v"),
             atom_energy: prefactor(section, "ae"),
             atom_pref_force: prefactor(section, "pf"),
+            generalized_force: prefactor(section, "gf"),
+            numb_generalized_coord: section.int("numb_generalized_coord"),
             relative_f: section.optional_float("relative_f"),
             function: function(section)?,
             f_use_norm: section.bool("f_use_norm"),
@@ -187,7 +198,7 @@ impl EnerLossOptions {
             return Err(err!(
                 "every term has a prefactor of zero at the start or in the limit, so nothing is trained"
             )
-            .help("give one of e, f, v, ae, pf a start_pref and a limit_pref above zero")
+            .help("give one of e, f, v, ae, pf, gf a start_pref and a limit_pref above zero")
             .at("loss"));
         }
         if self.f_use_norm && self.function == LossFunction::Mse {
@@ -195,9 +206,16 @@ impl EnerLossOptions {
                 .error("f_use_norm", err!("has no meaning with loss_func \"mse\" and without use_huber"))
                 .help("set loss_func to \"mae\" or use_huber to true"));
         }
-        if section.bool("use_huber") && (self.atom_pref_force.is_used() || self.relative_f.is_some()) {
-            let error = err!("the Huber loss is not defined for start_pref_pf and relative_f");
+        let not_huber = self.atom_pref_force.is_used() || self.generalized_force.is_used();
+        if section.bool("use_huber") && (not_huber || self.relative_f.is_some()) {
+            let error = err!("the Huber loss is not defined for start_pref_pf, start_pref_gf and relative_f");
             return Err(section.error("use_huber", error).help("leave one of them out"));
+        }
+        if self.generalized_force.is_used() && self.numb_generalized_coord == 0 {
+            let error = err!("0 found, at least 1 wanted for start_pref_gf");
+            return Err(section
+                .error("numb_generalized_coord", error)
+                .help("say by how many coordinates drdq.npy has derivatives"));
         }
         if section.bool("use_huber") && self.function == LossFunction::Mae {
             log::warn!("{}: has no effect with loss_func \"mae\"", section.path_of("use_huber"));
@@ -248,6 +266,8 @@ mod tests {
             virial: Prefactor { start: 0.0, limit: 1.0 },
             atom_energy: off,
             atom_pref_force: on,
+            generalized_force: off,
+            numb_generalized_coord: 0,
             relative_f: None,
             function,
             f_use_norm: false,

@@ -18,6 +18,9 @@ impl Numbers {
     }
 }
 
+/// Generalised coordinates.
+const COORDINATES: usize = 2;
+
 /// Two frames, of 4 real atoms and of 2 with a virtual one in between.
 fn batch() -> (Vec<Frame>, Prediction) {
     let mut numbers = Numbers(7);
@@ -32,6 +35,7 @@ fn batch() -> (Vec<Frame>, Prediction) {
                 atom_energy: Some(numbers.list(n)),
                 atom_pref: Some(numbers.list(3 * n).iter().map(|x| x.abs()).collect()),
                 atom_ener_coeff: Some(numbers.list(n)),
+                drdq: Some(numbers.list(3 * n * COORDINATES)),
                 ..Labels::default()
             };
             let (coord, fparam, aparam) = (vec![0.0; 3 * n], Vec::new(), Vec::new());
@@ -86,6 +90,8 @@ fn options(terms: &str, function: LossFunction) -> EnerLossOptions {
         virial: term('v', 0.7),
         atom_energy: term('a', 0.4),
         atom_pref_force: term('p', 2.0),
+        generalized_force: term('g', 0.6),
+        numb_generalized_coord: COORDINATES,
         relative_f: None,
         function,
         f_use_norm: false,
@@ -105,7 +111,7 @@ fn all_options() -> Vec<EnerLossOptions> {
         let terms: &[&str] = if function == HUBER {
             &["e", "f", "v", "a", "efva"]
         } else {
-            &["e", "f", "v", "a", "p", "efvap"]
+            &["e", "f", "v", "a", "p", "g", "efvapg"]
         };
         for terms in terms {
             let plain = options(terms, function);
@@ -175,6 +181,20 @@ fn force_errors(frames: &[&Frame], out: &Prediction) -> Vec<(f64, f64)> {
     ATOMS.iter().flat_map(of).collect()
 }
 
+/// Errors of generalised forces of both frames.
+fn generalized_errors(frames: &[&Frame], out: &Prediction) -> [f64; 2 * COORDINATES] {
+    let mut errors = [0.0; 2 * COORDINATES];
+    for &(f, i, at) in &ATOMS {
+        let (force, drdq) =
+            (frames[f].labels.force.as_ref().unwrap(), frames[f].labels.drdq.as_ref().unwrap());
+        for (k, q) in (0..3).flat_map(|k| (0..COORDINATES).map(move |q| (k, q))) {
+            let derivative = drdq[(3 * i + k) * COORDINATES + q];
+            errors[f * COORDINATES + q] += derivative * (out.force[3 * at + k] - force[3 * i + k]);
+        }
+    }
+    errors
+}
+
 #[test]
 fn displayed_errors_are_those_of_their_names() {
     let (frames, out) = batch();
@@ -196,8 +216,10 @@ fn displayed_errors_are_those_of_their_names() {
             mean(virial, power),
             mean(atoms, power),
             mean(weighted, power),
+            // Squares whatever the others are.
+            mean(generalized_errors(&frames, &out).into_iter(), 2),
         ];
-        let loss = EnerLoss::new(options("efvap", function), 1.0);
+        let loss = EnerLoss::new(options("efvapg", function), 1.0);
         let (value, _) = value(&loss, &out, &frames);
         assert_eq!(value.terms.iter().map(|t| &*t.name).collect::<Vec<_>>(), loss.names());
         for ((term, want), names) in value.terms.iter().zip(want).zip(NAMES) {
@@ -225,6 +247,9 @@ fn the_loss_is_the_sum_of_its_penalties_in_words_of_the_options() {
     close(options("e", LossFunction::Mae), weight(0.2) * (a.abs() / 4.0 + b.abs() / 2.0) / 2.0);
     let huber = |x: f64| if x.abs() <= 0.3 { x * x / 2.0 } else { 0.3 * (x.abs() - 0.15) };
     close(options("e", HUBER), weight(0.2) * (huber(a / 4.0) + huber(b / 2.0)) / 2.0);
+    let squares: f64 = generalized_errors(&frames, &out).iter().map(|x| x * x).sum();
+    close(options("g", LossFunction::Mse), weight(0.6) * squares / 4.0);
+    close(options("g", LossFunction::Mae), weight(0.6) * squares / 4.0);
     let norms = force_errors(&frames, &out);
     let norms = norms.chunks(3).map(|f| f.iter().map(|(x, _)| x * x).sum::<f64>().sqrt());
     let by_norm = EnerLossOptions { f_use_norm: true, ..options("f", LossFunction::Mae) };
@@ -257,10 +282,11 @@ fn a_missing_label_leaves_its_term_out_and_shows_no_number() {
     let (mut frames, out) = batch();
     frames[1].labels.virial = None;
     frames[0].labels.atom_pref = None;
+    frames[1].labels.drdq = None;
     let frames: Vec<&Frame> = frames.iter().collect();
-    let plain = options("evp", LossFunction::Mse);
+    let plain = options("evpg", LossFunction::Mse);
     let (value_of, seeds) = value(&EnerLoss::new(plain.clone(), 1.0), &out, &frames);
-    assert!(value_of.terms[1].value.is_nan() && value_of.terms[2].value.is_nan());
+    assert!(value_of.terms[1..].iter().all(|term| term.value.is_nan()));
     assert_eq!(
         value_of.loss,
         value(&EnerLoss::new(options("e", LossFunction::Mse), 1.0), &out, &frames).0.loss

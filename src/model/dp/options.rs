@@ -47,8 +47,10 @@ pub struct ModelOptions {
 /// The keys of the `model` section.
 pub static MODEL: Table = Table {
     keys: &[
-        Key::new("type_map", Kind::List(&Kind::Text))
-            .doc("The names of the atom types, in the order of their indices."),
+        Key::new("type_map", Kind::List(&Kind::Text)).optional().doc(
+            "The names of the atom types, in the order of their indices. Without it: those of type_map.raw of the training systems, or \
+             Type_0, Type_1, ... where they have none.",
+        ),
         Key::new("data_stat_nbatch", Kind::AT_LEAST_ONE)
             .default("10")
             .doc("Batches of each system that the statistics of the data look at."),
@@ -232,6 +234,11 @@ impl ModelOptions {
     /// Whether an atom of this type, -1 for one that is none, has an energy of its own.
     pub fn has_energy(&self, center: i32) -> bool {
         usize::try_from(center).is_ok_and(|center| !self.atom_exclude_types.contains(&center))
+    }
+
+    /// The types whose atoms have an output of their own.
+    pub fn types_with_output(&self) -> Vec<usize> {
+        (0..self.type_map.len()).filter(|t| !self.atom_exclude_types.contains(t)).collect()
     }
 
     /// The number type of all arithmetic: float32 where every net has it, else float64.

@@ -2,7 +2,7 @@
 
 use super::super::setup::Setup;
 use super::kinds::most_of;
-use crate::data::System;
+use crate::data::Dataset;
 use crate::engine::cuda::core::Core;
 use crate::engine::cuda::rows::Room;
 use crate::neighbor::Cut;
@@ -18,14 +18,14 @@ pub(super) fn check(core: &Core, setup: &Setup, cut: Cut) -> Result<usize> {
     let (free, total) = core.device.memory()?;
     let data = &setup.data.training;
     // Those of mixed type may have few real atoms.
-    let known = data.systems.iter().zip(&data.batch_sizes).filter(|(system, _)| !system.mixed);
-    let Some((system, &size)) = known.max_by_key(|(system, size)| system.n_atoms * **size) else {
+    let known = (0..data.systems.len()).filter(|&s| !data.systems[s].mixed);
+    let Some(largest) = known.max_by_key(|&s| data.systems[s].n_atoms * data.largest_batch(s).0) else {
         return Ok(free);
     };
-    let need =
-        |parts| bytes(core, setup, system, size, Cut { parts, ..cut }).map(|[work, frames]| work + frames);
-    if SURE * bytes_at_least(core, system, size, cut)? as f64 <= free as f64 {
-        let [work, _] = bytes(core, setup, system, size, cut)?;
+    let (system, (size, _)) = (&data.systems[largest], data.largest_batch(largest));
+    let need = |parts| bytes(core, setup, largest, Cut { parts, ..cut }).map(|[work, frames]| work + frames);
+    if SURE * bytes_at_least(core, data, largest, cut)? as f64 <= free as f64 {
+        let [work, _] = bytes(core, setup, largest, cut)?;
         return Ok(free.saturating_sub(work));
     }
     let mut enough = None;
@@ -57,18 +57,21 @@ pub(super) fn check(core: &Core, setup: &Setup, cut: Cut) -> Result<usize> {
 
 /// Bytes of the work on a batch and of its frames, which are as full of neighbours as there are slots; blocks are as large as they may
 /// well be. Frames come before those of the last step go.
-fn bytes(core: &Core, setup: &Setup, system: &System, size: usize, cut: Cut) -> Result<[usize; 2]> {
-    let room = most_of(&setup.model, system, size, cut);
+fn bytes(core: &Core, setup: &Setup, system: usize, cut: Cut) -> Result<[usize; 2]> {
+    let data = &setup.data.training;
+    let room = most_of(&setup.model, data, system, cut);
     let room = if cut.parts > 1 { room.on_ladder(room.frames) } else { room };
-    let batches = if system.n_frames > size { 2 } else { 1 };
+    let there = if data.mixes.is_some() { data.n_frames() } else { data.systems[system].n_frames };
+    let batches = if there > room.frames { 2 } else { 1 };
     Ok([core.batch_bytes(room)?, batches * core.frame_bytes(room.rows, setup.model.n_sel())])
 }
 
 /// The same with no more than there certainly is: blocks of equal size, and frames without neighbours.
-fn bytes_at_least(core: &Core, system: &System, size: usize, cut: Cut) -> Result<usize> {
-    let frames = size.min(system.n_frames);
-    let rows = system.n_atoms / cut.parts * frames;
-    let places = system.n_atoms * frames;
+fn bytes_at_least(core: &Core, data: &Dataset, system: usize, cut: Cut) -> Result<usize> {
+    let n_atoms = data.systems[system].n_atoms;
+    let (_, places) = data.largest_batch(system);
+    let frames = places / n_atoms;
+    let rows = n_atoms / cut.parts * frames;
     let listed = if cut.parts > 1 { rows } else { places };
     let room = Room { rows, inputs: rows, places, listed, frames, is_shared: cut.parts > 1 };
     Ok(core.batch_bytes(room)? + core.frame_bytes(rows, 0))

@@ -93,8 +93,7 @@ fn own_batches<F: OnValidation>(
         if batch as usize % team.n_groups() != team.group() {
             continue;
         }
-        let ids: Vec<_> = draw.frames.iter().map(|&frame| FrameId { system: draw.system, frame }).collect();
-        let frames = family.bring(&ids, team)?;
+        let frames = family.bring(&draw.frames, team)?;
         let value = steps.errors(family, &frames, rate, team)?;
         if team.speaks_for_group() {
             out.push((batch, family.n_atoms(&frames) as f64, validate::shown(&value)));

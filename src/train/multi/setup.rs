@@ -15,8 +15,9 @@ use crate::sample::global_generator;
 use crate::train::input::{Input, Length};
 use crate::train::options::RunOptions;
 use crate::train::setup::{
-    DataSets, Setup, as_stored, drawn_frames, keep_global_batch, load_or_compute_statistics,
-    neighbor_statistics, open_data, resolve_sel, sample_distance, sample_statistics, shift_bias, start_of,
+    DataSets, Setup, as_stored, drawn_frames, keep_global_batch, leave_out_unselected,
+    load_or_compute_statistics, neighbor_statistics, open_data, resolve_sel, sample_distance,
+    sample_statistics, shift_bias, start_of,
 };
 use crate::train::team::Team;
 use crate::{Result, err};
@@ -108,10 +109,11 @@ fn open_all(
     origin: &Origin,
 ) -> Result<Opened> {
     let (mut data, mut neighbors) = (Vec::new(), Vec::new());
-    for branch in &input.branches {
+    for branch in &mut input.branches {
         let at = |e: crate::Error| e.at(format!("branch {}", branch.name));
         log::info!("data of the branch {}:", branch.name);
         let own = open_data(team, &branch.input).map_err(at)?;
+        leave_out_unselected(&mut branch.input.model, &mut branch.full, &own);
         let has_origin = !matches!(origin, Origin::Nothing);
         let found =
             neighbor_statistics(team, options, &branch.input.model, &own.training, has_origin).map_err(at)?;

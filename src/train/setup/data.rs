@@ -11,6 +11,7 @@ use crate::train::team::Team;
 use crate::train::{same, warnings};
 use crate::{Result, err};
 use rayon::prelude::*;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Opens the data of a run, and warns of what is hardly meant.
@@ -30,6 +31,28 @@ pub fn open_data(team: &mut Team, input: &Input) -> Result<DataSets> {
         missing.chain(warnings::doubled(&data)).for_each(|line| log::warn!("{line}"));
     }
     Ok(data)
+}
+
+/// Where labels are those of selected atoms alone, the other types have no output.
+pub fn leave_out_unselected(model: &mut ModelOptions, full: &mut Value, data: &DataSets) {
+    let sets = [Some(&data.training), data.validation.as_ref()];
+    let Some(system) =
+        sets.into_iter().flatten().flat_map(|set| &set.systems).find(|s| s.has_selected_labels())
+    else {
+        return;
+    };
+    let is_left_out = |t: &usize| !model.has_energy(*t as i32) || !model.fitting.sel_type.contains(t);
+    let left_out: Vec<usize> = (0..model.type_map.len()).filter(is_left_out).collect();
+    let names: Vec<&str> = left_out.iter().map(|&t| model.type_map[t].as_str()).collect();
+    log::info!(
+        "atoms of {} have no output: {} has labels of the others alone",
+        names.join(", "),
+        system.path
+    );
+    for section in [&mut full["model"], &mut model.script] {
+        section["atom_exclude_types"] = left_out.clone().into();
+    }
+    model.atom_exclude_types = left_out;
 }
 
 /// Refuses data without any label that the loss compares with.

@@ -7,7 +7,8 @@ replaced by one that notes what it does. Boundaries are those of the data: a sys
   predict.npz        energy, force, virial, atom_energy of all frames of the first system; of a model that predicts no energy its
                      output and atom_output
   grad0.npz          d loss / d parameter at step 0, before any clipping
-  trace.json         system, frames, learning rate, loss and errors of each step; with LKF the atoms of each force update too
+  trace.json         system, frames, learning rate, loss and errors of each step; with LKF the atoms of each force update too, and
+                     where batches mix systems the system of each frame
   final_predict.npz  the prediction after the last step
   steepness          where there is one, the embedding nets' parameters are those of the seed times this number
   like               in place of initial.dp and predict.npz: the case that has the same two
@@ -36,6 +37,7 @@ LOSS = dict(
 )
 ATOMS = dict(start_pref_ae=2, limit_pref_ae=1)
 WEIGHTS = dict(start_pref_pf=3, limit_pref_pf=1)
+GENERALIZED = dict(start_pref_gf=4, limit_pref_gf=2, numb_generalized_coord=2)
 # Losses and fitting nets of models that predict no energy.
 DOS_LOSS = dict(type="dos", start_pref_dos=0.5, limit_pref_dos=1, start_pref_cdf=2, limit_pref_cdf=0.5, start_pref_acdf=0.3, limit_pref_acdf=0.1)
 DOS = dict(type="dos", numb_dos=5)
@@ -98,6 +100,16 @@ CASES = {
     "loss_relative_f_mae": dict(loss=dict(relative_f=0.5, loss_func="mae")),
     "loss_atom_pref": dict(loss=WEIGHTS, **both(activation_function="gelu_tf")),
     "loss_atom_ener": dict(loss=ATOMS, **both(activation_function="silu")),
+    # The derivatives of positions by two generalised coordinates; the second with virtual atoms, and without squares elsewhere.
+    "loss_generalized_force": dict(loss=GENERALIZED),
+    "loss_generalized_force_mixed": dict(
+        systems=["mixed"], loss=dict(GENERALIZED, start_pref_f=0, loss_func="mae"), model=dict(atom_exclude_types=[0]),
+    ),
+    # Batches of frames of systems with eight and with five atoms.
+    "mixed_batches": dict(systems=["mix", "few"], batch_size="mixed:3", loss=ATOMS),
+    "mixed_batches_atten": dict(
+        systems=["mix", "few"], batch_size="mixed:4", descriptor=ATTENTION, loss=dict(use_huber=True, huber_delta=0.4),
+    ),
     "loss_intensive": dict(loss=dict(intensive_ener_virial=True)),
     "adamw": dict(optimizer=dict(type="AdamW", weight_decay=0.1)),
     "adam_decay": dict(optimizer=dict(type="Adam", weight_decay=0.05, adam_beta1=0.8, adam_beta2=0.99)),
@@ -254,6 +266,25 @@ CASES = {
         model=dict(atom_exclude_types=[0]),
     ),
     "dipole_float32": dict(descriptor=dict(precision="float32"), fitting=dict(precision="float32", **DIPOLE), loss=TENSOR_LOSS),
+    # Files of atoms hold labels of oxygen alone. DeePMD-kit's PyTorch reads them where it is told so, and leaves the others out by
+    # atom_exclude_types; neither is noted in input.json.
+    "dipole_selected": dict(systems=["part"], selected=[0], fitting=dict(sel_type=[0], **DIPOLE), loss=TENSOR_LOSS),
+    "polar_selected": dict(
+        systems=["part", "mix"], selected=[0], fitting=dict(sel_type=0, fit_diag=False, **POLAR), loss=TENSOR_LOSS,
+    ),
+    # Directions of all descriptors of a hybrid, one after another.
+    "dipole_hybrid": dict(
+        hybrid=[dict(), dict(rcut=2.6, sel=[6, 9], neuron=[4], axis_neuron=3, seed=2, type_one_side=False)],
+        fitting=DIPOLE, loss=TENSOR_LOSS,
+    ),
+    "polar_hybrid": dict(
+        hybrid=[dict(rcut=2.6, sel=[6, 9], neuron=[2, 4], seed=2), dict(), dict(rcut=3.0, neuron=[3], seed=3)],
+        fitting=dict(scale=[1.5, 0.25], **POLAR), loss=TENSOR_LOSS, systems=["mixed"],
+    ),
+    "polar_hybrid_whole": dict(
+        hybrid=[dict(ATTENTION, sel=25, attn_layer=1), dict(seed=2, sel=[8, 12])], fitting=dict(fit_diag=False, **POLAR),
+        loss=TENSOR_LOSS,
+    ),
     "polar": dict(fitting=POLAR, loss=TENSOR_LOSS),
     "polar_whole": dict(
         systems=["mix", "open"], fitting=dict(fit_diag=False, scale=[1.5, 0.25], **POLAR), loss=TENSOR_LOSS,
@@ -294,7 +325,7 @@ def case_input(difference):
         learning_rate=get("rate") or copy.deepcopy(RATE),
         loss=get("loss") if "type" in get("loss") else {**LOSS, **get("loss")},
         training=dict(
-            training_data=dict(systems=get("systems") or ["mix"], batch_size=2),
+            training_data=dict(systems=get("systems") or ["mix"], batch_size=get("batch_size") or 2),
             numb_steps=STEPS, seed=10, disp_freq=100, save_freq=10000, **get("training"),
         ),
     )
@@ -341,6 +372,39 @@ def make_data():
         make_outputs(name, n_frames, n_atoms)
         if name == "open":
             open(f"{HERE}/data/{name}/nopbc", "w").close()
+
+
+def make_more_data():
+    """What came later: systems of fewer atoms and of labels of few atoms, derivatives of positions."""
+    rng = np.random.default_rng(17)
+    n_frames, n_atoms = 3, 5
+    types = np.array([1, 0, 1, 0, 1])
+    coord = 2.2 * np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1], [0, 1, 1]]) + rng.uniform(-0.3, 0.3, (n_frames, n_atoms, 3))
+    few = dict(
+        coord=coord, box=np.diag([4.4, 4.6, 4.5]) + rng.uniform(-0.3, 0.3, (n_frames, 3, 3)), energy=rng.normal(-13, 2, n_frames),
+        force=rng.normal(0, 1, (n_frames, n_atoms, 3)), virial=rng.normal(0, 1, (n_frames, 9)),
+        atom_ener=rng.normal(-2.5, 0.5, (n_frames, n_atoms)),
+    )
+    write_system("few", types, few)
+    mix = lambda key: np.load(f"{HERE}/data/mix/set.000/{key}.npy")
+    types = np.loadtxt(f"{HERE}/data/mix/type.raw", dtype=int)
+    of_oxygen = lambda key: mix(key).reshape(len(mix("coord")), len(types), -1)[:, types == 1]
+    same = ["coord", "box", "dipole", "polarizability"]
+    write_system("part", 1 - types, {key: mix(key) for key in same} | {
+        key: of_oxygen(key) for key in ["atomic_dipole", "atomic_polarizability"]
+    })
+    for name in ["mix", "mixed"]:
+        np.save(f"{HERE}/data/{name}/set.000/drdq.npy", rng.normal(0, 0.3, (4, 8 * 3 * 2)))
+
+
+def write_system(name, types, arrays):
+    """A system; `types` are those of the models, and the data counts them the other way round."""
+    os.makedirs(f"{HERE}/data/{name}/set.000", exist_ok=True)
+    for key, value in arrays.items():
+        np.save(f"{HERE}/data/{name}/set.000/{key}.npy", value.reshape(len(arrays["coord"]), -1))
+    np.savetxt(f"{HERE}/data/{name}/type.raw", 1 - types, fmt="%d")
+    with open(f"{HERE}/data/{name}/type_map.raw", "w") as f:
+        f.write("H\nO\n")
 
 
 def make_tables():
@@ -440,6 +504,48 @@ def kalman_step(trainer, inputs, labels, step, row):
     wrapper.update_force(inputs, labels["force"], pref("f"))
 
 
+def mixed_batch(trainer, size):
+    """So many batches of one frame as one: shorter frames have virtual atoms behind theirs, as DeePMD-kit's TensorFlow merges them."""
+    import torch
+
+    drawn = [trainer._next_training_batch("Default") for _ in range(size)]
+    most = max(inputs["atype"].shape[1] for inputs, _, _ in drawn)
+
+    def merged(key, values):
+        if not torch.is_tensor(values[0]) or key.startswith("find_") or key == "natoms":
+            return values[0]
+        if values[0].dim() < 2 or key in ["box", "virial", "energy"]:
+            return torch.cat(values)
+        pad = lambda x: torch.nn.functional.pad(x, [0, 0] * (x.dim() - 2) + [0, most - x.shape[1]], value=-1 if key == "atype" else 0)
+        return torch.cat([pad(x) for x in values])
+
+    whole = lambda k: {key: merged(key, [batch[k][key] for batch in drawn]) for key in drawn[0][k] if drawn[0][k][key] is not None}
+    number = lambda batch, key: int(np.asarray(batch[2][key]).reshape(-1)[0])
+    return whole(0), whole(1), [(number(batch, "sid"), number(batch, "fid")) for batch in drawn]
+
+
+@contextlib.contextmanager
+def labels_of(types):
+    """DeePMD-kit's own reader, told that files of atoms may hold those of some types alone."""
+    from deepmd.pt.loss.tensor import TensorLoss
+
+    requirement = TensorLoss.label_requirement
+
+    def selected(loss):
+        items = requirement.fget(loss)
+        for item in items:
+            if item.atomic and types is not None:
+                item.type_sel, item.output_natoms_for_type_sel = types, True
+                item.dict = item.to_dict()
+        return items
+
+    TensorLoss.label_requirement = property(selected)
+    try:
+        yield
+    finally:
+        TensorLoss.label_requirement = requirement
+
+
 def record(trainer, folder, config, steepness):
     """The training loop, with notes."""
     import torch
@@ -466,7 +572,15 @@ def record(trainer, folder, config, steepness):
     trace = []
     for step in range(STEPS):
         trainer.optimizer.zero_grad(set_to_none=True)
-        inputs, labels, chosen = trainer._next_training_batch("Default")
+        names = config["training"]["training_data"]["systems"]
+        size = config["training"]["training_data"]["batch_size"]
+        if isinstance(size, str):
+            inputs, labels, chosen = mixed_batch(trainer, int(size.removeprefix("mixed:")))
+            place = dict(systems=[names[s] for s, _ in chosen], frames=[k for _, k in chosen])
+        else:
+            inputs, labels, chosen = trainer._next_training_batch("Default")
+            frames = [int(k) for k in np.asarray(chosen["fid"]).reshape(-1)]
+            place = dict(system=names[int(np.asarray(chosen["sid"]).reshape(-1)[0])], frames=frames)
         # Flags in float32 would round the prefactors of the loss to seven digits.
         labels = {k: float(v) if k.startswith("find_") else v for k, v in labels.items()}
         kalman = trainer.opt_type == "LKF"
@@ -480,8 +594,7 @@ def record(trainer, folder, config, steepness):
             np.savez_compressed(f"{folder}/grad0.npz", **grads)
         trace.append(dict(
             step=step,
-            system=config["training"]["training_data"]["systems"][int(np.asarray(chosen["sid"]).reshape(-1)[0])],
-            frames=[int(k) for k in np.asarray(chosen["fid"]).reshape(-1)],
+            **place,
             lr=rate,
             loss=float(loss.detach()),
             # NaN where the system has no such label.
@@ -509,12 +622,18 @@ def make_case(name):
     run = copy.deepcopy(config)
     if "preset_out_bias" in CASES[name]:
         run["model"]["preset_out_bias"] = CASES[name]["preset_out_bias"]
+    if "batch_size" in CASES[name]:
+        run["training"]["training_data"]["batch_size"] = 1
+    selected = CASES[name].get("selected")
+    if selected is not None:
+        run["model"]["atom_exclude_types"] = [t for t in range(2) if t not in selected]
     training.Trainer.run = lambda trainer: record(trainer, f"{HERE}/{name}", config, CASES[name].get("steepness"))
     os.chdir(f"{HERE}/data")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
         json.dump(run, f)
         f.flush()
-        main.train(f.name, None, None, None, None, "", skip_neighbor_stat=True, output="/dev/null")
+        with labels_of(selected):
+            main.train(f.name, None, None, None, None, "", skip_neighbor_stat=True, output="/dev/null")
 
 
 def share(names):
@@ -538,6 +657,7 @@ def run():
     names = sys.argv[1:] or list(CASES)
     if not sys.argv[1:]:
         make_data()
+        make_more_data()
         make_tables()
     import deepmd.pt.entrypoints.main  # noqa: F401  (once, before the forks)
 

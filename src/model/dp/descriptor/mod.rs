@@ -157,6 +157,11 @@ impl Descriptors {
         largest
     }
 
+    /// Rows of directions that all of them tell of an atom.
+    pub fn n_directions(&self) -> usize {
+        self.list.iter().map(|part| part.neuron.last().copied().unwrap_or(0)).sum()
+    }
+
     /// Embedding nets of all of them.
     pub fn n_nets(&self, n_types: usize) -> usize {
         self.list.iter().map(|part| part.n_nets(n_types)).sum()

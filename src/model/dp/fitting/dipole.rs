@@ -9,7 +9,10 @@ pub struct Dipole;
 pub const ENTRY: Entry = Entry::new(
     Variant::of("dipole", KEYS, "The dipole of an atom, a vector that turns with its neighbours"),
     FittingNet {
-        resolve: |_, _, _| Ok(FittingKind::Dipole(Dipole)),
+        resolve: |section, options, n_types| {
+            options.sel_type = sel_type(section, n_types)?;
+            Ok(FittingKind::Dipole(Dipole))
+        },
         output: |_| Output {
             name: "dipole".into(),
             width: 3,

@@ -40,10 +40,12 @@ const KEYS: &[Key] = &[
         .default("[]")
         .unit("eV")
         .doc("Energy of an isolated atom of each type, or null; the net then vanishes without neighbours."),
-    Key::new("layer_name", Kind::Any)
+    Key::new("layer_name", Kind::OneOf(&[Kind::List(&Kind::OneOf(&[Kind::Text, Kind::Null])), Kind::Null]))
         .optional()
-        .not_yet("")
-        .doc("Names of layers; equal names share parameters."),
+        .doc(
+            "Names of the layers or null, one for each of neuron and one for the output. Layers of one name share their parameters in \
+             DeePMD-kit's TensorFlow; here no name may stand twice, and one that stands once does nothing.",
+        ),
     Key::new("use_aparam_as_mask", Kind::Bool)
         .default("false")
         .doc("Whether parameters of atoms are kept from the net: DeePMD-kit's PyTorch reads them and does no more."),
@@ -58,8 +60,26 @@ fn resolve(section: &Section, options: &mut FittingOptions, n_types: usize) -> R
             .error("atom_ener", error)
             .help("write null for a type whose energy is not given"));
     }
+    check_layer_names(section, options.neuron.len() + 1)?;
     options.atom_ener = atom_ener;
     options.use_aparam_as_mask = section.bool("use_aparam_as_mask");
     options.rcond = section.optional_float("rcond");
     Ok(FittingKind::Ener(Ener))
+}
+
+/// Refuses names of layers that do not fit the net, or share parameters within it.
+fn check_layer_names(section: &Section, n_layers: usize) -> Result<()> {
+    let key = "layer_name";
+    let Some(names) = section.optional_list(key) else { return Ok(()) };
+    if names.len() != n_layers {
+        let error = err!("{} for {n_layers} layers", count(names.len(), "name"));
+        return Err(section.error(key, error).help("one for each layer of neuron and one for the output, or null"));
+    }
+    for (k, name) in names.iter().enumerate().filter(|(_, name)| !name.is_null()) {
+        if let Some(first) = names[..k].iter().position(|other| other == name) {
+            let error = err!("layers {first} and {k} are both {name}; layers of one net cannot share parameters here");
+            return Err(section.error(key, error).help("give them different names, or null"));
+        }
+    }
+    Ok(())
 }

@@ -68,7 +68,7 @@ pub struct Output {
     pub applied: Applied,
 }
 
-/// How the output of an atom is made from the numbers x of its net. Row m of the descriptor's A, its three directions alone, is r_m.
+/// How the output of an atom is made from the numbers x of its net. Row m of A of all descriptors, its three directions alone, is r_m.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Made {
     /// It is x.
@@ -91,11 +91,11 @@ impl Made {
 impl Output {
     /// Numbers of the last layer of the net.
     pub fn net_width(&self, descriptors: &Descriptors) -> usize {
-        let m1 = descriptors.list[0].neuron.last().copied().unwrap_or(0);
+        let rows = descriptors.n_directions();
         match self.made {
             Made::Itself => self.width,
-            Made::Vector | Made::Diagonal => m1,
-            Made::Matrix => m1 * m1,
+            Made::Vector | Made::Diagonal => rows,
+            Made::Matrix => rows * rows,
         }
     }
 }
@@ -147,6 +147,9 @@ pub struct FittingOptions {
     pub rcond: Option<f64>,
     /// Energy of the isolated atom for each type, where it is given; empty for other nets than `ener`.
     pub atom_ener: Vec<Option<f64>>,
+    /// Types whose atoms alone may have labels; empty: all have. It says how data is read; what the model leaves out is
+    /// `atom_exclude_types`.
+    pub sel_type: Vec<usize>,
 }
 
 /// The keys of the `fitting_net` section.
@@ -189,24 +192,22 @@ const SEED: Key = Key::new("seed", Kind::SEED)
     .doc("Seed of the initial parameters; absent: taken from training.seed.");
 
 const SEL_TYPE: Key =
-    Key::new("sel_type", Kind::OneOf(&[Kind::List(&Kind::COUNT), Kind::COUNT, Kind::Null])).optional().ignored("").doc(
-        "The types that DeePMD-kit's TensorFlow looks at. Here, as in its PyTorch, atoms of all types have an output, and labels of \
-         atoms are those of all atoms.",
+    Key::new("sel_type", Kind::OneOf(&[Kind::List(&Kind::COUNT), Kind::COUNT, Kind::Null])).optional().doc(
+        "The types of atoms that have labels, where files of labels of atoms hold numbers for these alone: atoms of other types then have \
+         no output, as with model.atom_exclude_types. Files with numbers for all atoms are taken whole, as DeePMD-kit's PyTorch does.",
     );
 
 impl FittingOptions {
     /// Refuses descriptors without what the output is made from.
     pub fn check_descriptors(&self, descriptors: &Descriptors) -> Result<()> {
-        let has_directions = matches!(&descriptors.list[..], [one] if one.form().components() == 4);
-        if !self.output().made.is_turned() || (has_directions && !descriptors.is_hybrid) {
-            return Ok(());
-        }
-        let found = if descriptors.is_hybrid { "hybrid" } else { descriptors.list[0].kind.name() };
+        let without = descriptors.list.iter().find(|one| one.form().components() != 4);
+        let Some(without) = without.filter(|_| self.output().made.is_turned()) else { return Ok(()) };
         Err(err!(
-            "a fitting net of type \"{}\" needs the directions of one descriptor, and this is \"{found}\"",
-            self.type_name()
+            "a fitting net of type \"{}\" needs descriptors that tell directions, and \"{}\" tells none",
+            self.type_name(),
+            without.kind.name()
         )
-        .help("use se_e2_a or se_atten"))
+        .help("use se_e2_a or se_atten, or a hybrid of such"))
     }
 
     /// What the numbers of the net are multiplied by for a type.
@@ -291,10 +292,30 @@ impl FittingOptions {
             numb_aparam: section.int("numb_aparam"),
             rcond: None,
             atom_ener: Vec::new(),
+            sel_type: Vec::new(),
         };
         let about = registry::chosen(FITTING_NETS, section);
         options.kind = (about.resolve)(section, &mut options, n_types)?;
         Ok(options)
+    }
+}
+
+/// The types of `sel_type`: one, or a list without any twice.
+fn sel_type(section: &Section, n_types: usize) -> Result<Vec<usize>> {
+    let key = "sel_type";
+    let types: Vec<usize> = match section.optional_list(key) {
+        None => section.optional_int(key).into_iter().collect(),
+        Some(list) if list.is_empty() => {
+            let error = err!("found an empty list, wanted the types of atoms that have labels");
+            return Err(section.error(key, error).help("leave the key out where all atoms have"));
+        }
+        Some(_) => section.ints(key),
+    };
+    match types.iter().find(|&&t| t >= n_types) {
+        Some(t) => {
+            Err(section.error(key, err!("there is no type {t}: type_map has the types 0 to {}", n_types - 1)))
+        }
+        None => Ok(types),
     }
 }
 

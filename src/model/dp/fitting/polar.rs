@@ -66,7 +66,8 @@ const KEYS: &[Key] = &[
     SEED,
 ];
 
-fn resolve(section: &Section, _options: &mut FittingOptions, n_types: usize) -> Result<FittingKind> {
+fn resolve(section: &Section, options: &mut FittingOptions, n_types: usize) -> Result<FittingKind> {
+    options.sel_type = sel_type(section, n_types)?;
     let scale: Vec<f64> = match section.optional_list("scale") {
         Some(list) => list.iter().filter_map(Value::as_f64).collect(),
         None => vec![section.float("scale"); n_types],
