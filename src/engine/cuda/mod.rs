@@ -54,6 +54,10 @@ pub enum OnGpu {
 
 /// The engine that trains this model; an error where none does.
 pub fn engine_on_gpu(model: &Dp) -> Result<OnGpu> {
+    if model.embedded.is_some() {
+        return Err(err!("the GPU does not train a model with embedded types (model.type_embedding)")
+            .help("use --device cpu"));
+    }
     if !model.is_energy() || model.options.short_range.is_some() {
         return form_on_gpu(model).map(OnGpu::Fused); // neither has these
     }

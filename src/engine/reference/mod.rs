@@ -365,6 +365,7 @@ pub(crate) mod tests {
             atom_exclude_types: vec![],
             preset_out_bias: vec![],
             short_range: None,
+            type_embedding: None,
             data_stat_nbatch: 1,
             data_stat_protect: 0.01,
             script: serde_json::Value::Null,

@@ -1,15 +1,16 @@
 //! From the tree to a model.
 
-use super::{attention, short_range, version};
+use super::{TRAINED_TYPES, attention, short_range, version};
 use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
+use crate::model::dp::Dp;
 use crate::model::dp::descriptor::{Nets, Shared, entry_called};
 use crate::model::dp::fitting;
 use crate::model::dp::options::{
     Applied, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output, Precision, Sel,
 };
-use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
+use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net, TrainedTypes};
 use crate::model::dp::table::EmbeddingTable;
 use crate::{bail, err};
 use serde_json::Value;
@@ -80,6 +81,7 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
             |_| false,
         )?,
         min_nbor_dist: read_min_nbor_dist(&root)?,
+        embedded: read_trained_types(&root)?,
         options: ModelOptions {
             type_map,
             descriptors,
@@ -88,6 +90,7 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
             atom_exclude_types: read_excluded_atoms(&whole, &fitting, n_types, short_range.is_some())?,
             preset_out_bias: read_preset(&whole, &output)?,
             short_range,
+            type_embedding: None,
             data_stat_nbatch: script["data_stat_nbatch"].as_u64().map_or(DATA_STAT_NBATCH, |n| n as usize),
             data_stat_protect: script["data_stat_protect"].as_f64().unwrap_or(DATA_STAT_PROTECT),
             script,
@@ -337,6 +340,23 @@ fn read_precision(place: &Place) -> Result<Precision> {
         "float64" | "double" | "default" => Ok(Precision::Float64),
         "float32" | "single" => Ok(Precision::Float32),
         other => Err(err!("{name}: precision \"{other}\" is not supported").help("known: float64, float32")),
+    }
+}
+
+/// A model with embedded types as it is trained, where the file is of one.
+fn read_trained_types(root: &Place) -> Result<Option<TrainedTypes>> {
+    let Some(place) = root.find(TRAINED_TYPES)? else { return Ok(None) };
+    let script = place.get("model_def_script")?;
+    let options = ModelOptions::of_section(&script.node.to_json()?, &script.to_string())?;
+    if options.type_embedding.is_none() || !options.descriptors.is_fixed() {
+        return Err(script.wanted("a model section with type_embedding and numbers for sel"));
+    }
+    let n = Dp::new(options.clone(), DpStatistics::default()).trained_table().len();
+    let variables = place.get(VARIABLES)?;
+    match numbers(&variables, "params", n)? {
+        Some(params) if params.iter().all(|x| x.is_finite()) => Ok(Some(TrainedTypes { options, params })),
+        Some(_) => bail!("{variables}: \"params\" holds something that is not a number"),
+        None => bail!("{variables}: \"params\" is missing"),
     }
 }
 

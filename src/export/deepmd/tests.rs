@@ -68,6 +68,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
     };
     let options = ModelOptions {
         short_range: None,
+        type_embedding: None,
         type_map: vec!["O".into(), "N".into()],
         descriptors: Descriptors::from(DescriptorOptions {
             kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 2 }),
@@ -115,7 +116,8 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             "data_stat_protect": 0.02,
         }),
     };
-    DpModel { options, stats, descriptor_nets, tables: None, fitting_nets, min_nbor_dist: Some(0.875) }
+    let (tables, embedded, min_nbor_dist) = (None, None, Some(0.875));
+    DpModel { options, stats, descriptor_nets, tables, fitting_nets, min_nbor_dist, embedded }
 }
 
 /// The tree with the value at `path` replaced.

@@ -246,6 +246,14 @@ impl DescriptorOptions {
         }
     }
 
+    /// The same, to be changed.
+    pub fn attention_mut(&mut self) -> Option<&mut SeAtten> {
+        match &mut self.kind {
+            DescriptorKind::SeAtten(own) | DescriptorKind::SeAttenV2(SeAttenV2(own)) => Some(own),
+            _ => None,
+        }
+    }
+
     /// Whether neighbours of all types have slots together: `sel` is one number.
     pub fn is_mixed(&self) -> bool {
         self.attention().is_some()
