@@ -1,13 +1,16 @@
 //! The parameters of the plain model that predicts what a model with embedded types does, and the gradient the way back.
 //!
 //! Weights are the same in both. A bias of the first layer is `b + W^T t` there, with the rows of W that t, the embedded type, is
-//! multiplied by; so `dL/dW = t (x) dL/db` and `dL/dt = sum W dL/db`, which goes on into the net that embeds types.
+//! multiplied by; so `dL/dW = t (x) dL/db` and `dL/dt = sum W dL/db`, which goes on into the net that embeds types. Where types scale the
+//! numbers of a net, what a net of types gives is the diagonal of a layer there.
 
 use super::cpu::elementwise::{add, axpy, dot};
+use super::cpu::jets::JetNet;
 use super::cpu::net::{self, NetTrace};
 use super::cpu::pool::{Parts, Pool};
 use crate::model::dp::Dp;
-use crate::model::dp::type_embedding::EmbeddedTypes;
+use crate::model::dp::type_embedding::{EmbeddedTypes, Scales};
+use crate::model::net::LayerShape;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -17,6 +20,8 @@ pub struct PlainParams {
     trace: NetTrace,
     /// `[n_types, width]`
     embedded: Vec<f64>,
+    /// The nets of [`EmbeddedTypes::scales`].
+    scales: Vec<JetNet<f64>>,
     params: Vec<f64>,
     grad: Vec<f64>,
 }
@@ -36,8 +41,9 @@ impl PlainParams {
     /// Of a model with embedded types; `None` of any other.
     pub fn of(model: &Dp) -> Option<PlainParams> {
         let own = model.embedded.clone()?;
-        let params = vec![0.0; own.n_plain];
-        Some(PlainParams { own, trace: NetTrace::default(), embedded: Vec::new(), grad: Vec::new(), params })
+        let (params, grad) = (vec![0.0; own.n_plain], Vec::new());
+        let scales = own.scales.iter().map(|_| JetNet::default()).collect();
+        Some(PlainParams { own, trace: NetTrace::default(), embedded: Vec::new(), scales, params, grad })
     }
 
     /// The plain parameters as [`PlainParams::gather`] left them.
@@ -78,6 +84,20 @@ impl PlainParams {
                 }
             }
         }
+        for (Scales { net, layers }, values) in own.scales.iter().zip(&mut self.scales) {
+            let of = |t: usize| &self.embedded[t * width..(t + 1) * width];
+            let rows: Vec<f64> =
+                layers.iter().flat_map(|(types, _)| types.iter().flat_map(|&t| of(t))).copied().collect();
+            values.forward_rows(net, trained, &rows, |change| change.resize(rows.len(), 0.0));
+            for ((_, layer), values) in layers.iter().zip(values.output().0.chunks_exact(net.n_out())) {
+                for (k, value) in values.iter().enumerate() {
+                    self.params[layer.w + k * (layer.n_out + 1)] = *value;
+                }
+                if let Some(steps) = layer.idt_range() {
+                    self.params[steps].fill(1.0);
+                }
+            }
+        }
         for &table in &own.tables {
             self.params[table..table + self.embedded.len()].copy_from_slice(&self.embedded);
         }
@@ -110,6 +130,19 @@ impl PlainParams {
                     axpy(&mut grad[row.clone()], self.embedded[t * width + k], dl_b);
                     dl_t[t * width + k] += dot(&trained[row], dl_b);
                 }
+            }
+        }
+        for (Scales { net, layers }, values) in own.scales.iter().zip(&self.scales) {
+            let diagonal = |layer: &LayerShape| {
+                let (first, step) = (layer.w, layer.n_out + 1);
+                (0..layer.n_out).map(move |k| plain[first + k * step])
+            };
+            let dl: Vec<f64> = layers.iter().flat_map(|(_, layer)| diagonal(layer)).collect();
+            let still = vec![0.0; dl.len()];
+            let dl_rows = values.backward_add(grad, 0, net, trained, dl, still);
+            let types = layers.iter().flat_map(|(types, _)| types);
+            for (&t, dl) in types.zip(dl_rows.chunks_exact(width)) {
+                add(&mut dl_t[t * width..(t + 1) * width], dl);
             }
         }
         for &table in &own.tables {

@@ -36,7 +36,7 @@ use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
 use crate::engine::cpu::chebyshev::Plan;
 use crate::gpu::{Device, DevicePtr};
 use crate::model::dp::Dp;
-use crate::model::dp::options::Form;
+use crate::model::dp::options::{DescriptorOptions, Form};
 use crate::neighbor::Cut;
 use crate::{Result, err};
 use frame::HostFrame;
@@ -58,14 +58,27 @@ pub fn engine_on_gpu(model: &Dp) -> Result<OnGpu> {
         return Err(err!("the GPU does not train a model with embedded types (model.type_embedding)")
             .help("use --device cpu"));
     }
+    refuse_linear_ends(model)?;
     if !model.is_energy() || model.options.short_range.is_some() {
         return form_on_gpu(model).map(OnGpu::Fused); // neither has these
     }
     Ok(form_on_gpu(model).map_or(OnGpu::Operations, OnGpu::Fused))
 }
 
+/// Refuses embedding nets whose last layer is of another kind than the others.
+fn refuse_linear_ends(model: &Dp) -> Result<()> {
+    match model.options.descriptors.list.iter().any(DescriptorOptions::ends_linearly) {
+        true => {
+            Err(err!("the GPU does not know embedding nets that types scale (model.descriptor: se_a_ebd_v2)")
+                .help("use --device cpu"))
+        }
+        false => Ok(()),
+    }
+}
+
 /// What the kernels of the fused engine compute for this model; an error where they cannot.
 pub fn form_on_gpu(model: &Dp) -> Result<Form> {
+    refuse_linear_ends(model)?;
     if !model.is_energy() {
         return Err(err!(
             "the GPU predicts energies alone, and this model predicts something else (model.fitting_net: {})",

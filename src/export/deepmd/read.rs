@@ -8,7 +8,8 @@ use crate::model::dp::Dp;
 use crate::model::dp::descriptor::{Nets, Shared, entry_called};
 use crate::model::dp::fitting;
 use crate::model::dp::options::{
-    Applied, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output, Precision, Sel,
+    Applied, DescriptorKind, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output,
+    Precision, Sel,
 };
 use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net, TrainedTypes};
 use crate::model::dp::table::EmbeddingTable;
@@ -148,7 +149,7 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         bail!("{place}.neuron: found no layer, wanted at least one");
     }
     let kind = (entry.read)(&get, &shared).map_err(|e| e.at(place.to_string()))?;
-    let options = DescriptorOptions {
+    let mut options = DescriptorOptions {
         kind,
         sel: Sel::Fixed(match entry.nets {
             Nets::Attention => vec![sum_of(&place.get("sel")?)?],
@@ -169,7 +170,26 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         embedding: Embedding::Chebyshev,
     };
     check_descriptor(place, &options, type_map.len())?;
+    if let DescriptorKind::SeE2A(own) = &mut options.kind {
+        own.linear_end = options.activation != Activation::Linear && ends_linearly(place, &options.neuron)?;
+    }
     Ok(options)
+}
+
+/// Whether the last layer of the embedding nets, as wide as the one before, is linear.
+fn ends_linearly(place: &Place, neuron: &[usize]) -> Result<bool> {
+    if !matches!(neuron, [.., a, b] if a == b) {
+        return Ok(false);
+    }
+    let networks = place.get("embeddings")?.get("networks")?;
+    let items = networks.items()?;
+    let Some(net) = items.iter().find(|item| !matches!(item.node, Node::Null)) else { return Ok(false) };
+    let layers = net.get("layers")?;
+    let last = layers.items()?.pop();
+    Ok(last
+        .map(|last| read_activation(&last))
+        .transpose()?
+        .is_some_and(|a| a.function() == Activation::Linear))
 }
 
 /// The slots of all types together.

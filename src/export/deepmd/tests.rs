@@ -71,7 +71,7 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
         type_embedding: None,
         type_map: vec!["O".into(), "N".into()],
         descriptors: Descriptors::from(DescriptorOptions {
-            kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 2 }),
+            kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 2, linear_end: false }),
             sel: Sel::Fixed(vec![3, 5]),
             rcut: 6.0,
             rcut_smth: 0.1,

@@ -48,11 +48,14 @@ impl Dp {
     /// Chosen by the force error on one water set, on two seeds: docs/notebook/performance.md has all that was tried.
     pub fn sharpen(&self, params: &mut [f64]) {
         let of_distances = self.options.descriptors.list.iter().all(|se| se.form().has_series());
+        let takes_s = |name: &str| {
+            of_distances && name.ends_with("layers.0.matrix") && !name.contains("filter_layers_strip")
+        };
         for view in self.trained_table().views() {
             let is_of = |part: &str| view.name.starts_with(part);
             let (range, scale) = match view.range() {
                 // What s is multiplied by; embedded types have rows behind it.
-                range if is_of("descriptor") && of_distances && view.name.ends_with("layers.0.matrix") => {
+                range if is_of("descriptor") && takes_s(&view.name) => {
                     (range.start..range.start + view.shape[1], 3.0)
                 }
                 range if is_of("fitting_net") && view.name.ends_with("bias") => (range, 0.1),

@@ -208,6 +208,11 @@ impl ModelOptions {
         let type_embedding = type_embedding.map(|own| TypeEmbedding::resolve(&own, &type_map)).transpose()?;
         if let Some(own) = &type_embedding {
             own.replace_own(&mut descriptors)?;
+        } else if descriptors.list.iter().any(DescriptorOptions::is_scaled_by_types) {
+            let error = err!("missing; wanted a section for the embedded types of se_a_ebd_v2");
+            return Err(section
+                .error("type_embedding", error)
+                .help("\"type_embedding\": {} has all defaults"));
         }
         let fitting = FittingOptions::resolve(&section.section("fitting_net"), type_map.len())?;
         fitting.check_descriptors(&descriptors).map_err(|e| e.at("model.fitting_net"))?;

@@ -7,10 +7,13 @@
 //! the same. Engines, model files and all who predict know that one; training alone knows the few parameters from which those of
 //! the plain model follow ([`EmbeddedTypes`]).
 //!
+//! In `se_a_ebd_v2` a net n of t scales the numbers that the net of s gives, `g (1 + n)`: with the types known that is one more layer,
+//! which is linear, has a shortcut and n as the diagonal of its weights.
+//!
 //! A `se_atten` is given t in place of the type embedding of its own. It is the last descriptor, and t stands at its end already.
 
 use super::descriptor::nets::{NetKind, NetPlan};
-use super::descriptor::{Descriptors, Nets};
+use super::descriptor::{DescriptorKind, Descriptors, Nets, SeAEbdV2, SeE2A};
 use super::fitting::FittingOptions;
 use super::keys::{self, ACTIVATION, WIDTH, activation, neuron, precision};
 use super::model::Dp;
@@ -133,7 +136,7 @@ impl TypeEmbedding {
                 .help("with model.type_embedding, give it another width, or model.type_embedding.neuron another last one"))
         };
         for (k, se) in descriptors.list.iter().enumerate() {
-            if se.kind.entry().nets == Nets::ByKey {
+            if se.kind.entry().nets == Nets::ByKey && !se.is_scaled_by_types() {
                 let key = if descriptors.is_hybrid { format!("list[{k}].neuron") } else { "neuron".into() };
                 refuse(
                     format!("model.descriptor.{key}"),
@@ -164,6 +167,7 @@ impl TypeEmbedding {
             activation: self.activation,
             resnet_dt: self.resnet_dt,
             bias: self.use_tebd_bias,
+            linear_end: false,
             trainable: self.trainable,
             seeds: vec![2],
             place: 0,
@@ -194,6 +198,15 @@ impl ModelOptions {
             script.shift_remove("type_embedding");
         }
         for (k, se) in self.descriptors.list.iter().enumerate() {
+            let same = &mut plain.descriptors.list[k];
+            if let DescriptorKind::SeAEbdV2(SeAEbdV2(own)) = &se.kind {
+                same.kind = DescriptorKind::SeE2A(SeE2A { linear_end: true, ..own.clone() });
+                same.neuron.extend(se.neuron.last());
+                if let Some(section) = self.descriptors.section_of(&mut plain.script, k) {
+                    section["type"] = "se_e2_a".into();
+                    section["neuron"] = serde_json::json!(same.neuron);
+                }
+            }
             let Some(attention) = se.attention() else { continue };
             if let Some(section) = self.descriptors.section_of(&mut plain.script, k) {
                 section["tebd_dim"] = own.width().into();
@@ -225,6 +238,7 @@ pub struct EmbeddedTypes {
     /// The trained parameters beside those.
     pub others: Vec<Range<usize>>,
     pub biases: Vec<Bias>,
+    pub scales: Vec<Scales>,
     /// Where the plain model has t itself, `[n_types, width]`.
     pub tables: Vec<usize>,
     /// Parameters of the plain model.
@@ -247,6 +261,15 @@ pub struct Bias {
     pub rows: Vec<(usize, usize)>,
 }
 
+/// Layers of the plain model that scale the numbers of an embedding net by those of a net of embedded types.
+#[derive(Debug, Clone)]
+pub struct Scales {
+    /// The trained net.
+    pub net: NetShape,
+    /// The types that it is given for each layer, and the layer.
+    pub layers: Vec<(Vec<usize>, LayerShape)>,
+}
+
 /// Blocks are cut into pieces of so many numbers, which threads share.
 const PIECE: usize = 1 << 15;
 
@@ -258,6 +281,7 @@ impl EmbeddedTypes {
         let mut table = ParamTable::default();
         let mut all = Copies::default();
         let (mut descriptors, mut first_net, mut tables) = (Vec::new(), 0, Vec::new());
+        let mut scales = Vec::new();
         for (k, se) in options.descriptors.list.iter().enumerate() {
             let prefix = options.descriptors.prefix(k);
             let shapes = &plain.embedding[first_net..first_net + se.n_nets(n_types)];
@@ -267,29 +291,45 @@ impl EmbeddedTypes {
                 (plan, shape)
             };
             let nets = if se.kind.entry().nets == Nets::ByKey {
-                let plan = NetPlan {
-                    name: format!("{prefix}.filter_layers.networks.0"),
+                let chain = |net: &str, n_in: usize, seeds: Vec<u64>| NetPlan {
+                    name: format!("{prefix}.{net}.networks.0"),
                     kind: NetKind::Chain,
-                    n_in: 1 + own.inputs(se.type_one_side),
+                    n_in,
                     neuron: se.neuron.clone(),
                     activation: se.activation,
                     resnet_dt: se.resnet_dt,
                     bias: true,
+                    linear_end: false,
                     trainable: se.trainable,
-                    seeds: vec![0],
-                    place: 0,
+                    place: seeds.len(),
+                    seeds,
                 };
-                let (plan, net) = lay_out(&mut table, plan);
+                let inputs = own.inputs(se.type_one_side);
+                let of_s = if se.is_scaled_by_types() { 1 } else { 1 + inputs };
+                let mut nets = vec![lay_out(&mut table, chain("filter_layers", of_s, vec![0]))];
+                if se.is_scaled_by_types() {
+                    nets.push(lay_out(&mut table, chain("filter_layers_strip", inputs, vec![0, 1])));
+                }
+                let mut layers = Vec::new();
                 for center in 0..if se.type_one_side { 1 } else { n_types } {
                     for neighbor in 0..n_types {
                         let shape =
                             &shapes[descriptor_net_index(se.type_one_side, n_types, center, neighbor)];
                         let types = [neighbor, center];
                         let types = &types[..if se.type_one_side { 1 } else { 2 }];
-                        all.net(&net, shape, 1, (types, own.width()));
+                        match shape.layers.split_last().filter(|_| se.is_scaled_by_types()) {
+                            None => all.net(&nets[0].1, shape, 1, (types, own.width())),
+                            Some((scale, others)) => {
+                                all.layers(&nets[0].1.layers, others);
+                                layers.push((types.to_vec(), scale.clone()));
+                            }
+                        }
                     }
                 }
-                vec![(plan, net)]
+                if let Some((_, net)) = nets.get(1) {
+                    scales.push(Scales { net: net.clone(), layers });
+                }
+                nets
             } else {
                 let mut plans = se.nets(&prefix, n_types);
                 if se.is_mixed() {
@@ -324,6 +364,7 @@ impl EmbeddedTypes {
             blocks,
             others,
             biases: all.biases,
+            scales,
             tables,
             n_plain: plain.table.len(),
             table,
@@ -389,7 +430,11 @@ impl Copies {
     }
 
     fn whole_net(&mut self, trained: &NetShape, plain: &NetShape) {
-        trained.layers.iter().zip(&plain.layers).for_each(|(trained, plain)| self.layer(trained, plain));
+        self.layers(&trained.layers, &plain.layers);
+    }
+
+    fn layers(&mut self, trained: &[LayerShape], plain: &[LayerShape]) {
+        trained.iter().zip(plain).for_each(|(trained, plain)| self.layer(trained, plain));
     }
 
     /// A net of which the trained one is given embedded types of so many numbers behind its first `n_first` inputs, the plain one not.
@@ -409,9 +454,7 @@ impl Copies {
         self.vectors(first, own);
         let rows = types.iter().enumerate().map(|(k, &t)| (first.w + (n_first + k * width) * n, t)).collect();
         self.biases.push(Bias { plain: own.b_range().expect("a hidden layer has a bias"), rows });
-        for (trained, plain) in trained.layers.iter().zip(&plain.layers).skip(1) {
-            self.layer(trained, plain);
-        }
+        self.layers(&trained.layers[1..], &plain.layers[1..]);
     }
 
     /// The blocks in order and in pieces, and what lies between them among `n` trained parameters.

@@ -25,18 +25,18 @@ STEPS = 4
 DESCRIPTOR = dict(
     type="se_e2_a", sel=[14, 20], rcut=3.5, rcut_smth=0.5, neuron=[4, 8], axis_neuron=2, type_one_side=True, seed=1,
 )
-TYPES = dict(neuron=[2, 3], seed=3)
+TYPES = dict(neuron=[2, 4], seed=3)
 FITTING = dict(neuron=[5, 5], resnet_dt=True, seed=1)
+# Prefactors that change with the learning rate are rounded to float32 there.
 LOSS = dict(
-    type="ener", start_pref_e=0.5, limit_pref_e=1, start_pref_f=20, limit_pref_f=1, start_pref_v=0.5, limit_pref_v=1
+    type="ener", start_pref_e=0.5, limit_pref_e=0.5, start_pref_f=20, limit_pref_f=20, start_pref_v=0.5, limit_pref_v=0.5
 )
-ATTENTION = dict(type="se_atten", sel=30, attn_layer=0, set_davg_zero=True, type_one_side=False)
 
 # name: what differs from the defaults above
 CASES = {
     "one_side": dict(),
     "two_side": dict(
-        descriptor=dict(type_one_side=False, resnet_dt=True, exclude_types=[[0, 0]]),
+        descriptor=dict(type_one_side=False, resnet_dt=True),
         types=dict(neuron=[3, 6, 4], resnet_dt=True, use_tebd_bias=True, activation_function="sigmoid"),
         fitting=dict(numb_fparam=2, numb_aparam=1),
     ),
@@ -46,14 +46,16 @@ CASES = {
     "atom_ener": dict(descriptor=dict(set_davg_zero=True, type_one_side=False), fitting=dict(atom_ener=[-3.25, None])),
     "fixed": dict(descriptor=dict(type_one_side=False), types=dict(trainable=False)),
     "float32": dict(descriptor=dict(precision="float32"), types=dict(precision="float32"), fitting=dict(precision="float32")),
+    # Numbers of the net of s are scaled by those of a net of types. Slots without a neighbour have no type there; with the mean of
+    # the environment taken as zero they count for nothing.
+    "scaled": dict(descriptor=dict(type="se_a_ebd_v2", set_davg_zero=True, type_one_side=False, resnet_dt=True)),
+    "scaled_one_side": dict(
+        descriptor=dict(type="se_a_ebd_v2", set_davg_zero=True, exclude_types=[[0, 1]], neuron=[2, 4, 7]), types=dict(neuron=[2], use_tebd_bias=True),
+    ),
     "hybrid": dict(hybrid=[
         dict(type_one_side=False),
         dict(type="se_e2_r", rcut=2.5, rcut_smth=0.3, sel=[6, 9], neuron=[4], seed=2, axis_neuron=None),
     ]),
-    "hybrid_atten": dict(hybrid=[dict(type_one_side=False, exclude_types=[[1, 1]]), dict(seed=2, tebd_input_mode="strip", **ATTENTION)]),
-    "hybrid_concat": dict(
-        hybrid=[dict(), dict(seed=2, **ATTENTION)], types=dict(use_econf_tebd=True), fitting=dict(numb_fparam=2),
-    ),
 }
 
 

@@ -64,7 +64,6 @@ macro_rules! descriptors {
             Variant::not_yet("dpa4c").aliases(&["DPA4C"]),
             Variant::not_yet("loc_frame"),
             Variant::not_yet("se_a_tpe").aliases(&["se_a_ebd"]),
-            Variant::not_yet("se_a_ebd_v2").aliases(&["se_a_tpe_v2"]),
             Variant::not_yet("se_a_mask"),
         ];
     };
@@ -76,6 +75,7 @@ descriptors! {
     SeE3 in se_e3,
     SeAtten in se_atten,
     SeAttenV2 in se_atten_v2,
+    SeAEbdV2 in se_a_ebd_v2,
 }
 
 /// What is known of a descriptor without its options.
@@ -252,6 +252,16 @@ impl DescriptorOptions {
             DescriptorKind::SeAtten(own) | DescriptorKind::SeAttenV2(SeAttenV2(own)) => Some(own),
             _ => None,
         }
+    }
+
+    /// Whether embedded types enter by a net of their own.
+    pub fn is_scaled_by_types(&self) -> bool {
+        matches!(self.kind, DescriptorKind::SeAEbdV2(_))
+    }
+
+    /// Whether the last layer of its embedding nets is linear: [`SeE2A`].
+    pub fn ends_linearly(&self) -> bool {
+        matches!(self.kind, DescriptorKind::SeE2A(SeE2A { linear_end: true, .. }))
     }
 
     /// Whether neighbours of all types have slots together: `sel` is one number.

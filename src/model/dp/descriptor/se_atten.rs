@@ -245,6 +245,7 @@ impl SeAtten {
             activation: options.activation,
             resnet_dt: options.resnet_dt,
             bias: true,
+            linear_end: false,
             trainable: options.trainable,
             seeds,
             place: 0,
