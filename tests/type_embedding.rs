@@ -429,8 +429,7 @@ impl Golden {
         };
         // TensorFlow has two constants with fewer digits: one of gelu_tf, and the 1/5 of se_e2_r.
         let se = &self.model.options.descriptors.list;
-        let is_rounded =
-            se.iter().any(|se| se.activation == Activation::Gelu || se.form().components() == 1);
+        let is_rounded = se.iter().any(|se| se.activation == Activation::Gelu || se.form().components() == 1);
         let (tight, loose) = match is_rounded {
             _ if self.is_single() => (3e-5, 1e-3),
             true => (1e-7, 1e-5),
