@@ -11,7 +11,9 @@ use crate::export::deepmd;
 use crate::export::tree::{Map, Node, VARIABLES};
 use crate::infer::branches::SavedBranches;
 use crate::infer::load::{load_checkpoint, load_model};
+use crate::model::dp::Dp;
 use crate::model::dp::spec::{DpModel, Net};
+use crate::model::params::ParamView;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -57,7 +59,8 @@ fn run(args: &ShowArgs) -> Result<()> {
 }
 
 fn lines(attribute: &str, model: &DpModel) -> Result<Vec<String>> {
-    let script = &model.options.script;
+    let options = model.embedded.as_ref().map_or(&model.options, |trained| &trained.options);
+    let script = &options.script;
     let section = |name: &str, key: &str| match script.get(key) {
         Some(value) => format!("The {name} is {}", literal(value)),
         None => format!("The {name} is not part of this model file"),
@@ -67,7 +70,11 @@ fn lines(attribute: &str, model: &DpModel) -> Result<Vec<String>> {
             return Err(err!("model-branch: this is a singletask model").help("it has no branches to show"));
         }
         "type-map" => vec![format!("The type_map is {}", list(&model.options.type_map))],
-        "descriptor" => vec![section("descriptor parameter", "descriptor")],
+        "descriptor" => {
+            let types = options.type_embedding.as_ref();
+            let types = types.map(|_| section("type_embedding parameter", "type_embedding"));
+            std::iter::once(section("descriptor parameter", "descriptor")).chain(types).collect()
+        }
         "fitting-net" => vec![section("fitting_net parameter", "fitting_net")],
         "size" => size_lines(model),
         "observed-type" => observed_lines(model),
@@ -81,13 +88,25 @@ fn size_lines(model: &DpModel) -> Vec<String> {
         let layers = nets.iter().flat_map(|net| &net.layers);
         layers.map(|l| l.w.len() + l.b.len() + l.idt.as_ref().map_or(0, Vec::len)).sum()
     };
-    let (descriptor, fitting) = (size(&model.descriptor_nets), size(&model.fitting_nets));
-    vec![
-        "Parameter counts:".into(),
+    let (mut descriptor, mut fitting) = (size(&model.descriptor_nets), size(&model.fitting_nets));
+    let mut lines = vec!["Parameter counts:".to_string()];
+    if let Some(trained) = &model.embedded {
+        let dp = Dp::new(trained.options.clone(), model.stats.clone());
+        let of = |front: &str| {
+            let views = dp.trained_table().views().iter();
+            views.filter(|view| view.name.starts_with(front)).map(ParamView::len).sum()
+        };
+        (descriptor, fitting) = (of("descriptor"), of("fitting_net"));
+        let types: usize = of("type_embedding");
+        lines.push(format!("Parameters in type-embedding, part of the descriptor: {}", with_commas(types)));
+        descriptor += types;
+    }
+    lines.extend([
         format!("Parameters in descriptor: {}", with_commas(descriptor)),
         format!("Parameters in fitting-net: {}", with_commas(fitting)),
         format!("Parameters in total: {}", with_commas(descriptor + fitting)),
-    ]
+    ]);
+    lines
 }
 
 /// Types with a bias: those that the training data held.

@@ -14,6 +14,7 @@ pub mod pinet;
 pub mod cuda;
 pub mod choice;
 pub mod blocks;
+pub mod type_embedding; // parameters that follow from fewer
 
 use crate::data::Frame;
 use crate::error::{Error, Result};

@@ -2,21 +2,16 @@
 
 use super::branches;
 use crate::checkpoint::Checkpoint;
-use crate::config::Section;
-use crate::config::check::check;
-use crate::config::table::{Key, Kind, Table};
+use crate::engine::type_embedding::plain;
 use crate::error::Result;
 use crate::model::dp::Dp;
-use crate::model::dp::options::{MODEL, ModelOptions};
-use crate::model::dp::spec::{DpModel, DpStatistics};
+use crate::model::dp::options::ModelOptions;
+use crate::model::dp::spec::{DpModel, DpStatistics, TrainedTypes};
 use crate::{bail, err};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Marks our checkpoints, so that another file of the same container is refused by name.
 pub const KIND: &str = "phalanx training state";
-
-/// All that a model needs of the input that a run was started with.
-static INPUT: Table = Table::of(&[Key::new("model", Kind::Object(&MODEL))]);
 
 /// Marks checkpoints of `pinn train`.
 pub const PINN_KIND: &str = "phalanx pinn state";
@@ -53,11 +48,7 @@ pub fn model_options(input: &Value) -> Result<ModelOptions> {
 
 /// A `model` section with all defaults and `sel` as numbers.
 pub fn model_section(model: &Value) -> Result<ModelOptions> {
-    let checked = check(&INPUT, &json!({ "model": model }), "checkpoint")?;
-    for note in &checked.notes {
-        log::warn!("checkpoint: {note}");
-    }
-    ModelOptions::resolve(&Section::root(&checked.value).section("model")).map_err(|e| e.at("checkpoint"))
+    ModelOptions::of_section(model, "checkpoint")
 }
 
 /// The statistics and the shortest distance of the training data.
@@ -97,8 +88,12 @@ pub fn model_of(saved: &Checkpoint) -> Result<DpModel> {
     let options = model_options(&saved.header["input"])?;
     check_numbers(params, &stats, min_distance, &options)?;
     let model = Dp::new(options, stats);
-    if model.table.len() != params.len() {
-        bail!("found {} parameters, the model section wants {}", params.len(), model.table.len());
+    if model.trained_table().len() != params.len() {
+        bail!("found {} parameters, the model section wants {}", params.len(), model.trained_table().len());
     }
-    Ok(model.to_spec(params, Some(min_distance)))
+    let embedded = model
+        .embedded
+        .as_ref()
+        .map(|own| TrainedTypes { options: own.options.clone(), params: params.to_vec() });
+    Ok(DpModel { embedded, ..model.to_spec(&plain(&model, params), Some(min_distance)) })
 }

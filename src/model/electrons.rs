@@ -1,5 +1,8 @@
 //! The elements: symbols, and where the electrons of an atom are.
 
+use crate::Result;
+use crate::err;
+
 /// Symbols in the order of atomic numbers, hydrogen first.
 pub const SYMBOLS: [&str; 118] = [
     "H", "He", "Li", "Be", "B", "C", "N", "O", "F", "Ne", "Na", "Mg", "Al", "Si", "P", "S", "Cl", "Ar", "K",
@@ -13,6 +16,25 @@ pub const SYMBOLS: [&str; 118] = [
 
 /// Numbers of [`occupation`].
 pub const SPIN_ORBITALS: usize = 118;
+
+/// Refuses types that are no elements, of which no electrons are known.
+pub fn check_elements(type_map: &[String]) -> Result<()> {
+    match type_map.iter().find(|name| !SYMBOLS.contains(&name.as_str())) {
+        Some(name) => Err(err!("the type \"{name}\" is not the symbol of an element")
+            .help("electrons are known of elements only")),
+        None => Ok(()),
+    }
+}
+
+/// `[n_types, n]` what an embedding of types is given: electron configurations, or a 1 in the place of the type.
+pub fn type_inputs(type_map: &[String], by_electrons: bool) -> Vec<f64> {
+    if by_electrons {
+        let electrons = |name: &String| occupation(name).unwrap_or([0.0; SPIN_ORBITALS]);
+        return type_map.iter().flat_map(electrons).collect();
+    }
+    let n = type_map.len();
+    (0..n * n).map(|k| if k / n == k % n { 1.0 } else { 0.0 }).collect()
+}
 
 /// Principal quantum number and angular momentum.
 type Subshell = (usize, usize);

@@ -29,6 +29,17 @@ pub struct LayerShape {
     pub idt: Option<usize>,
 }
 
+impl Shortcut {
+    /// The one of a hidden layer of these widths.
+    pub fn between(n_in: usize, n_out: usize) -> Shortcut {
+        match n_out {
+            n if n == n_in => Shortcut::Same,
+            n if n == 2 * n_in => Shortcut::Double,
+            _ => Shortcut::None,
+        }
+    }
+}
+
 impl LayerShape {
     pub fn w_range(&self) -> Range<usize> {
         self.w..self.w + self.n_in * self.n_out
@@ -67,11 +78,7 @@ impl NetShape {
         let mut n_in = spec.n_in;
         let mut layers = Vec::with_capacity(spec.neuron.len() + 1);
         for (k, (&n_out, &trainable)) in spec.neuron.iter().zip(spec.trainable).enumerate() {
-            let shortcut = match n_out {
-                n if n == n_in => Shortcut::Same,
-                n if n == 2 * n_in => Shortcut::Double,
-                _ => Shortcut::None,
-            };
+            let shortcut = Shortcut::between(n_in, n_out);
             let name = |part: &str| format!("{prefix}.layers.{k}.{part}");
             let w = table.add(name("matrix"), &[n_in, n_out], trainable);
             let b = spec.bias.then(|| table.add(name("bias"), &[n_out], trainable));

@@ -11,10 +11,12 @@ use super::validate::DrawnBatches;
 use crate::Result;
 use crate::data::Frame;
 use crate::engine::cpu::pool::Pool as Threadpool;
+use crate::engine::type_embedding::{PlainParams, plain};
 use crate::engine::{BlockPreparer, Engine, Prediction, Seeds, Take};
 use crate::launch::threads::Threads;
 use crate::loss::observation::{self, Observation, Observed};
 use crate::loss::{Loss, LossValue};
+use crate::model::dp::Dp;
 use crate::neighbor::Cut;
 use crate::sample::{Pool, Prepared, Purpose, Queue, QueueOptions, Sampler};
 use serde_json::Value;
@@ -28,22 +30,44 @@ pub struct DeepPotential<E: Engine> {
     loss: Box<dyn Loss>,
     out: Prediction,
     seeds: Seeds,
+    /// Where types are embedded: the parameters that the engine takes for those that are trained.
+    plain: Option<PlainParams>,
 }
 
 impl<E: Engine> DeepPotential<E> {
     /// With frames that are cut so.
     pub fn new(engine: E, loss: Box<dyn Loss>, cut: Cut) -> Self {
         let shared = Shared::new(cut, loss.wants_atoms());
-        DeepPotential { engine, shared, loss, out: Prediction::default(), seeds: Seeds::default() }
+        let (out, seeds) = (Prediction::default(), Seeds::default());
+        DeepPotential { engine, shared, loss, out, seeds, plain: None }
+    }
+
+    /// The same of a model that may have embedded types.
+    pub fn with_types(self, model: &Dp) -> Self {
+        DeepPotential { plain: PlainParams::of(model), ..self }
     }
 
     /// Energies, forces and virials of a batch, the same on all ranks that share it.
     pub fn predict(&mut self, params: &[f64], batch: &Frames<Self>, team: &mut Team) -> Result<&Prediction> {
-        self.shared.evaluate(&mut self.out, &mut self.engine, params, batch, team)?;
-        match self.engine.failure() {
+        let DeepPotential { engine, shared, out, plain, .. } = self;
+        let params = engine_params(plain, engine, params);
+        shared.evaluate(out, engine, params, batch, team)?;
+        match engine.failure() {
             Some(failure) => Err(failure),
-            None => Ok(&self.out),
+            None => Ok(out),
         }
+    }
+}
+
+/// The parameters that an engine takes for those that are trained.
+fn engine_params<'a, E: Engine>(
+    plain: &'a mut Option<PlainParams>,
+    engine: &E,
+    params: &'a [f64],
+) -> &'a [f64] {
+    match plain {
+        Some(plain) => plain.gather(&engine.pool(), params),
+        None => params,
     }
 }
 
@@ -69,8 +93,15 @@ impl<E: Engine> Family for DeepPotential<E> {
     }
 
     fn backward(&mut self, grad: &mut [f64], params: &[f64], batch: &Frames<Self>, k: usize, _now: &Now) {
-        self.shared.recall(&mut self.engine, params, batch, k);
-        self.engine.backward(grad, params, &block(batch, k), &self.seeds);
+        let DeepPotential { engine, shared, seeds, plain, .. } = self;
+        let Some(plain) = plain else {
+            shared.recall(engine, params, batch, k);
+            return engine.backward(grad, params, &block(batch, k), seeds);
+        };
+        let (own, own_grad) = plain.params_and_grad(); // of the same parameters: `evaluate` has made them
+        shared.recall(engine, own, batch, k);
+        engine.backward(own_grad, own, &block(batch, k), seeds);
+        plain.scatter(&engine.pool(), grad, params);
     }
 
     fn observe(&mut self, batch: &Frames<Self>, observation: &Observation) -> Observed {
@@ -84,6 +115,9 @@ impl<E: Engine> Family for DeepPotential<E> {
         params: &[f64],
         batch: &Frames<Self>,
     ) -> Option<Range<usize>> {
+        if self.plain.is_some() {
+            return None;
+        }
         self.engine.backward_but_pieces(grad, params, &block(batch, 0), &self.seeds)
     }
 
@@ -96,7 +130,9 @@ impl<E: Engine> Family for DeepPotential<E> {
     }
 
     fn reconsider(&mut self, params: &[f64]) {
-        self.engine.reconsider(params);
+        let DeepPotential { engine, plain, .. } = self;
+        let params = engine_params(plain, engine, params);
+        engine.reconsider(params);
     }
 
     fn state(&self) -> Value {
@@ -121,7 +157,7 @@ pub fn learner<E: Engine + 'static>(
     loss: Box<dyn Loss>,
 ) -> Result<CpuLearner<DeepPotential<E>>> {
     let training = &setup.input.training;
-    engine.adapt(&setup.params);
+    engine.adapt(&plain(&setup.model, &setup.params));
     let cut =
         Cut { part: team.rank_in_group(), parts: team.ranks_per_group(), steady: training.reproducible };
     let first_draw = setup.resumed.as_ref().map_or(0, |state| state.draws);
@@ -133,7 +169,8 @@ pub fn learner<E: Engine + 'static>(
     });
     let options = StepperOptions::of(training, setup.num_steps);
     let resumed = setup.resumed.as_ref().map(|state| &state.optimizer);
-    let (family, table) = (DeepPotential::new(engine, loss, cut), &setup.model.table);
+    let family = DeepPotential::new(engine, loss, cut).with_types(&setup.model);
+    let table = setup.model.trained_table();
     let params = setup.params.clone();
     let stepper = Stepper::new(team, family, table, params, &setup.input.optimizer, resumed, options)?;
     let average = training.ema.map(|ema| Average::new(ema.decay, &setup.params, resumed)).transpose();

@@ -2,7 +2,7 @@
 
 use super::state::{About, TrainState, number};
 use crate::infer::checkpoint;
-use crate::model::dp::options::{ModelOptions, Sel};
+use crate::model::dp::options::{ModelOptions, Precision, Sel};
 use crate::model::dp::spec::DpStatistics;
 use crate::{Result, err};
 use serde_json::{Map, Value, json};
@@ -80,6 +80,11 @@ pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<(
         options.preset_out_bias = Vec::new(); // the statistics are there
         options.fitting.trainable = Vec::new();
         options.short_range.iter_mut().for_each(|own| own.file.clear()); // the table is there
+        if let Some(own) = &mut options.type_embedding {
+            own.seed = None;
+            own.trainable = true;
+            own.precision = Precision::Float64; // of the initial parameters alone
+        }
         for se in &mut options.descriptors.list {
             se.seed = None;
             se.trainable = true;

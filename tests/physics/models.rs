@@ -14,15 +14,18 @@ use phalanx::engine::pinet::cuda::{PinetCuda, program};
 use phalanx::engine::pinet::reference::PinetReference;
 use phalanx::engine::pinet::{PinetEngine, PinetFrame, PinetPrediction};
 use phalanx::engine::reference::ReferenceEngine;
+use phalanx::engine::type_embedding::plain;
 use phalanx::engine::{Engine, Prediction};
 use phalanx::export::read_model;
 use phalanx::gpu::{Cuda, Numbers};
 use phalanx::infer::pinn::predict_dipole;
 use phalanx::model::dp::Dp;
 use phalanx::model::dp::options::Output;
+use phalanx::model::dp::spec::DpStatistics;
 use phalanx::model::pinet::PinetModel;
 use phalanx::model::pinet::options::ModelOptions;
 use phalanx::pinn::params::Params;
+use phalanx::train::input::Input;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -94,6 +97,12 @@ pub const ROWS: &[Row] = &[
     Row { name: "polar, whole", make: Series("polar_whole", F64) },
     Row { name: "polar, whole, direct", make: Direct("polar_whole", F64) },
     Row { name: "polar, float32", make: Series("polar_float32", F32) },
+    Row { name: "embedded types", make: Series("../type_embedding/fixed", F64) },
+    Row { name: "embedded types, direct", make: Direct("../type_embedding/fixed", F64) },
+    Row { name: "embedded types, one side, float32", make: Series("../type_embedding/float32", F32) },
+    Row { name: "embedded types in a list", make: Series("../type_embedding/hybrid", F64) },
+    Row { name: "se_a_ebd_v2", make: Series("../type_embedding/scaled", F64) },
+    Row { name: "se_a_ebd_v2, direct", make: Direct("../type_embedding/scaled", F64) },
     // Not se_e2_r with pairs left out: it jumps at the cutoff, there as in DeePMD-kit (`model/dp/descriptor/se_e2_r.rs`).
     Row { name: "PiNet", make: Pinet("potential_model", "PiNet", NODES, F64) },
     Row { name: "PiNet, float32", make: Pinet("potential_model", "PiNet", NODES, F32) },
@@ -248,12 +257,32 @@ type Evaluate = Box<dyn FnMut(&[Frame]) -> Outcome>;
 const MIN_DISTANCE: f64 = 1.0;
 const SERIES: EmbeddingMode = EmbeddingMode::Chebyshev { min_distance: MIN_DISTANCE };
 
-/// A model of a golden folder and its parameters.
+/// A model of a golden folder and its parameters; where types are embedded, with random ones.
 fn dp(folder: &str) -> (Arc<Dp>, Vec<f64>) {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/se_e2_a");
-    let (model, params) =
-        Dp::from_spec(read_model(&golden.join(folder).join("initial.dp")).unwrap()).unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/se_e2_a").join(folder);
+    let file = folder.join("initial.dp");
+    if !file.exists() {
+        return embedded(&folder.join("input.json"));
+    }
+    let (model, params) = Dp::from_spec(read_model(&file).unwrap()).unwrap();
     (Arc::new(model), params)
+}
+
+/// The plain model of one with embedded types.
+fn embedded(input: &Path) -> (Arc<Dp>, Vec<f64>) {
+    let options = Input::read(input).unwrap_or_else(|e| panic!("{e}")).0.model;
+    let n = options.descriptors.list.len();
+    let stats = DpStatistics {
+        davg: [[0.11, 0.0, 0.0, 0.0], [0.17, 0.0, 0.0, 0.0]].repeat(n),
+        dstd: [[0.2, 0.13, 0.13, 0.13], [0.21, 0.12, 0.12, 0.12]].repeat(n),
+        bias: vec![-1.5, 0.7],
+        out_std: vec![1.0; 2],
+        ..DpStatistics::default()
+    };
+    let model = Dp::new(options, stats);
+    assert!(model.embedded.is_some(), "{}", input.display());
+    let params = plain(&model, &model.random_params(5)).into_owned();
+    (Arc::new(Dp { embedded: None, ..model }), params)
 }
 
 fn cpu<T: Real>(folder: &str, mode: EmbeddingMode) -> Evaluate {

@@ -23,7 +23,7 @@ mod distances;
 pub mod frame;
 mod features;
 pub mod descriptor;
-mod jets;
+pub mod jets;
 pub mod direct;
 mod angle_series;
 mod angles;

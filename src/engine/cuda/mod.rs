@@ -37,7 +37,7 @@ use super::{Block, BlockPreparer, Engine, Prediction, Preparer, Seeds};
 use crate::engine::cpu::chebyshev::Plan;
 use crate::gpu::{Device, DevicePtr};
 use crate::model::dp::Dp;
-use crate::model::dp::options::Form;
+use crate::model::dp::options::{DescriptorOptions, Form};
 use crate::neighbor::Cut;
 use crate::{Result, err};
 use frame::HostFrame;
@@ -55,6 +55,7 @@ pub enum OnGpu {
 
 /// The engine that trains this model.
 pub fn engine_on_gpu(model: &Dp) -> Result<OnGpu> {
+    refuse_linear_ends(model)?;
     if model.output.made.is_turned() && model.options.descriptors.list.len() > 1 {
         return Err(err!(
             "the GPU makes a {} from the directions of one descriptor, and this model has several (model.descriptor: hybrid)",
@@ -62,11 +63,27 @@ pub fn engine_on_gpu(model: &Dp) -> Result<OnGpu> {
         )
         .help("use --device cpu"));
     }
+    if model.embedded.is_some() {
+        return Err(err!("the GPU does not train a model with embedded types (model.type_embedding)")
+            .help("use --device cpu"));
+    }
     Ok(form_on_gpu(model).map_or(OnGpu::Operations, OnGpu::Fused))
+}
+
+/// Refuses embedding nets whose last layer is of another kind than the others.
+fn refuse_linear_ends(model: &Dp) -> Result<()> {
+    match model.options.descriptors.list.iter().any(DescriptorOptions::ends_linearly) {
+        true => {
+            Err(err!("the GPU does not know embedding nets that types scale (model.descriptor: se_a_ebd_v2)")
+                .help("use --device cpu"))
+        }
+        false => Ok(()),
+    }
 }
 
 /// What the kernels of the fused engine compute for this model; an error where they cannot.
 pub fn form_on_gpu(model: &Dp) -> Result<Form> {
+    refuse_linear_ends(model)?;
     if !model.is_energy() {
         return Err(err!(
             "the GPU predicts energies alone, and this model predicts something else (model.fitting_net: {})",

@@ -161,7 +161,7 @@ fn layers_with_many_inputs_agree_with_the_reference() {
     let neuron = vec![16, 75];
     let descriptor = DescriptorOptions {
         neuron,
-        kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 8 }),
+        kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 8, linear_end: false }),
         type_one_side: true,
         ..options()
     };
@@ -289,7 +289,7 @@ fn batches_of_every_composition_share_a_shape() {
 fn batches_share_a_shape_with_one_sided_nets_and_many_inputs() {
     let descriptor = DescriptorOptions {
         neuron: vec![16, 75],
-        kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 8 }),
+        kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 8, linear_end: false }),
         type_one_side: true,
         ..options()
     };

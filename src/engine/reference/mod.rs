@@ -226,7 +226,7 @@ pub(crate) mod tests {
     /// A small descriptor with every feature that changes a formula.
     pub(crate) fn options() -> DescriptorOptions {
         DescriptorOptions {
-            kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 3 }),
+            kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 3, linear_end: false }),
             sel: Sel::Fixed(vec![9, 11]),
             rcut: 4.0,
             rcut_smth: 0.5,
@@ -311,7 +311,7 @@ pub(crate) mod tests {
     /// Three of them with cutoffs and slots of their own.
     pub(crate) fn hybrid() -> Descriptors {
         let near = DescriptorOptions { rcut: 2.9, sel: Sel::Fixed(vec![5, 6]), ..distances() };
-        let kind = DescriptorKind::SeE2A(SeE2A { axis_neuron: 2 });
+        let kind = DescriptorKind::SeE2A(SeE2A { axis_neuron: 2, linear_end: false });
         let pairs = DescriptorOptions {
             kind,
             rcut: 3.4,
@@ -366,6 +366,7 @@ pub(crate) mod tests {
             atom_exclude_types: vec![],
             preset_out_bias: vec![],
             short_range: None,
+            type_embedding: None,
             data_stat_nbatch: 1,
             data_stat_protect: 0.01,
             script: serde_json::Value::Null,

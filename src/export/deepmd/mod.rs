@@ -14,6 +14,8 @@
 //!   that an isolated atom has just that energy.
 //! - A table of pair energies beside the network makes a model `zbl`: `models` has the network, then the table. The bias is that of
 //!   the whole, or where the table goes without it, that of the network.
+//! - `trained_types` beside `model` is ours: a model with embedded types as it is trained, where `model` is the plain one that predicts the
+//!   same.
 //! - `trainable` of the descriptor and of the fitting net may be lost on the way; each layer keeps its own flag.
 
 mod attention;
@@ -26,6 +28,9 @@ pub(crate) mod tests;
 
 pub use read::from_tree;
 pub use write::{stamp, to_tree};
+
+/// The key of what training goes on with where types are embedded.
+const TRAINED_TYPES: &str = "trained_types";
 
 /// Versions that parts of the tree carry: what we write, and the newest that we read.
 mod version {

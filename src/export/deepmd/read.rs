@@ -1,16 +1,18 @@
 //! From the tree to a model.
 
-use super::{attention, short_range, version};
+use super::{TRAINED_TYPES, attention, short_range, version};
 use crate::config::registry;
 use crate::error::Result;
 use crate::export::tree::{Node, Place, VARIABLES};
 use crate::model::activation::Activation;
+use crate::model::dp::Dp;
 use crate::model::dp::descriptor::{DESCRIPTORS, Nets, Shared};
 use crate::model::dp::fitting::FITTING_NETS;
 use crate::model::dp::options::{
-    Applied, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output, Precision, Sel,
+    Applied, DescriptorKind, DescriptorOptions, Descriptors, Embedding, FittingOptions, ModelOptions, Output,
+    Precision, Sel,
 };
-use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net};
+use crate::model::dp::spec::{DpModel, DpStatistics, Layer, Net, TrainedTypes};
 use crate::model::dp::table::EmbeddingTable;
 use crate::{bail, err};
 use serde_json::Value;
@@ -81,6 +83,7 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
             |_| false,
         )?,
         min_nbor_dist: read_min_nbor_dist(&root)?,
+        embedded: read_trained_types(&root)?,
         options: ModelOptions {
             type_map,
             descriptors,
@@ -89,6 +92,7 @@ pub fn from_tree(tree: &Node) -> Result<DpModel> {
             atom_exclude_types: read_excluded_atoms(&whole, &fitting, n_types, short_range.is_some())?,
             preset_out_bias: read_preset(&whole, &output)?,
             short_range,
+            type_embedding: None,
             data_stat_nbatch: script["data_stat_nbatch"].as_u64().map_or(DATA_STAT_NBATCH, |n| n as usize),
             data_stat_protect: script["data_stat_protect"].as_f64().unwrap_or(DATA_STAT_PROTECT),
             script,
@@ -146,7 +150,7 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         bail!("{place}.neuron: found no layer, wanted at least one");
     }
     let kind = (about.read)(&get, &shared).map_err(|e| e.at(place.to_string()))?;
-    let options = DescriptorOptions {
+    let mut options = DescriptorOptions {
         kind,
         sel: Sel::Fixed(match about.nets {
             Nets::Attention => vec![sum_of(&place.get("sel")?)?],
@@ -167,7 +171,26 @@ fn read_descriptor(place: &Place, type_map: &[String], script: &Value) -> Result
         embedding: Embedding::Chebyshev,
     };
     check_descriptor(place, &options, type_map.len())?;
+    if let DescriptorKind::SeE2A(own) = &mut options.kind {
+        own.linear_end = options.activation != Activation::Linear && ends_linearly(place, &options.neuron)?;
+    }
     Ok(options)
+}
+
+/// Whether the last layer of the embedding nets, as wide as the one before, is linear.
+fn ends_linearly(place: &Place, neuron: &[usize]) -> Result<bool> {
+    if !matches!(neuron, [.., a, b] if a == b) {
+        return Ok(false);
+    }
+    let networks = place.get("embeddings")?.get("networks")?;
+    let items = networks.items()?;
+    let Some(net) = items.iter().find(|item| !matches!(item.node, Node::Null)) else { return Ok(false) };
+    let layers = net.get("layers")?;
+    let last = layers.items()?.pop();
+    Ok(last
+        .map(|last| read_activation(&last))
+        .transpose()?
+        .is_some_and(|a| a.function() == Activation::Linear))
 }
 
 /// The slots of all types together.
@@ -339,6 +362,23 @@ fn read_precision(place: &Place) -> Result<Precision> {
         "float64" | "double" | "default" => Ok(Precision::Float64),
         "float32" | "single" => Ok(Precision::Float32),
         other => Err(err!("{name}: precision \"{other}\" is not supported").help("known: float64, float32")),
+    }
+}
+
+/// A model with embedded types as it is trained, where the file is of one.
+fn read_trained_types(root: &Place) -> Result<Option<TrainedTypes>> {
+    let Some(place) = root.find(TRAINED_TYPES)? else { return Ok(None) };
+    let script = place.get("model_def_script")?;
+    let options = ModelOptions::of_section(&script.node.to_json()?, &script.to_string())?;
+    if options.type_embedding.is_none() || !options.descriptors.is_fixed() {
+        return Err(script.wanted("a model section with type_embedding and numbers for sel"));
+    }
+    let n = Dp::new(options.clone(), DpStatistics::default()).trained_table().len();
+    let variables = place.get(VARIABLES)?;
+    match numbers(&variables, "params", n)? {
+        Some(params) if params.iter().all(|x| x.is_finite()) => Ok(Some(TrainedTypes { options, params })),
+        Some(_) => bail!("{variables}: \"params\" holds something that is not a number"),
+        None => bail!("{variables}: \"params\" is missing"),
     }
 }
 

@@ -68,9 +68,10 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
     };
     let options = ModelOptions {
         short_range: None,
+        type_embedding: None,
         type_map: vec!["O".into(), "N".into()],
         descriptors: Descriptors::from(DescriptorOptions {
-            kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 2 }),
+            kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 2, linear_end: false }),
             sel: Sel::Fixed(vec![3, 5]),
             rcut: 6.0,
             rcut_smth: 0.1,
@@ -116,7 +117,8 @@ pub(crate) fn sample(type_one_side: bool, precision: Precision) -> DpModel {
             "data_stat_protect": 0.02,
         }),
     };
-    DpModel { options, stats, descriptor_nets, tables: None, fitting_nets, min_nbor_dist: Some(0.875) }
+    let (tables, embedded, min_nbor_dist) = (None, None, Some(0.875));
+    DpModel { options, stats, descriptor_nets, tables, fitting_nets, min_nbor_dist, embedded }
 }
 
 /// The tree with the value at `path` replaced.

@@ -1,10 +1,10 @@
 //! From a model to the tree.
 
-use super::{attention, short_range, version};
+use super::{TRAINED_TYPES, attention, short_range, version};
 use crate::export::tree::{Array, ArrayData, Map, Node, VARIABLES};
 use crate::model::dp::descriptor::Nets;
 use crate::model::dp::options::{DescriptorOptions, FittingKind, FittingOptions, ModelOptions, Precision};
-use crate::model::dp::spec::{DpModel, Layer, Net};
+use crate::model::dp::spec::{DpModel, Layer, Net, TrainedTypes};
 use crate::model::dp::table::EmbeddingTable;
 use serde_json::json;
 
@@ -15,14 +15,26 @@ pub fn to_tree(model: &DpModel) -> Node {
         variables
             .push("min_nbor_dist".to_string(), Array::new(vec![], ArrayData::F64(vec![distance])).into());
     }
-    Map::new()
+    let tree = Map::new()
         .with("software", "phalanx")
         .with("version", env!("CARGO_PKG_VERSION"))
         .with("backend", "phalanx")
         .with("model", model_tree(model))
         .with("model_def_script", Node::from_json(&script(&model.options)))
-        .with(VARIABLES, variables)
-        .into()
+        .with(VARIABLES, variables);
+    match &model.embedded {
+        Some(trained) => tree.with(TRAINED_TYPES, trained_types_tree(trained)),
+        None => tree,
+    }
+    .into()
+}
+
+/// What training goes on with where types are embedded. DeePMD-kit does not look at it.
+fn trained_types_tree(trained: &TrainedTypes) -> Map {
+    let params = numbers(Precision::Float64, vec![trained.params.len()], &trained.params);
+    Map::new()
+        .with("model_def_script", Node::from_json(&script(&trained.options)))
+        .with(VARIABLES, Map::new().with("params", params))
 }
 
 /// Notes when the model was written.

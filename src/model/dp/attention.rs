@@ -2,7 +2,7 @@
 
 use super::descriptor::SeAtten;
 use super::model::Dp;
-use crate::model::electrons::{SPIN_ORBITALS, occupation};
+use crate::model::electrons::type_inputs;
 use crate::model::net::{LayerShape, NetShape};
 
 /// What a model with attention has among its embedding nets: see [`SeAtten::nets`].
@@ -39,12 +39,7 @@ impl Dp {
 
     /// `[n_types, n_in]` what the embedding of types is given.
     pub fn type_inputs(&self) -> Vec<f64> {
-        let n_types = self.n_types();
-        if self.attention().options.use_econf_tebd {
-            let electrons = |name: &String| occupation(name).unwrap_or([0.0; SPIN_ORBITALS]);
-            return self.options.type_map.iter().flat_map(electrons).collect();
-        }
-        (0..n_types * n_types).map(|k| if k / n_types == k % n_types { 1.0 } else { 0.0 }).collect()
+        type_inputs(&self.options.type_map, self.attention().options.use_econf_tebd)
     }
 }
 

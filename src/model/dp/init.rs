@@ -2,7 +2,8 @@
 
 use super::descriptor::nets::{NetKind, NetPlan};
 use super::model::Dp;
-use super::options::Precision;
+use super::options::{FittingOptions, Precision};
+use super::type_embedding::EmbeddedTypes;
 use crate::model::net::{LayerShape, NetShape};
 use crate::sample::torch::{Generator, mix_seeds};
 use std::ops::Range;
@@ -28,31 +29,17 @@ impl Dp {
     ///
     /// - global  the generator of the run; see [`crate::sample::statistics::global_generator`]
     pub fn initial_params(&self, global: &mut Generator) -> Vec<f64> {
+        if let Some(own) = &self.embedded {
+            return own.initial_params(global);
+        }
         let mut params = vec![0.0; self.table.len()];
-        let fit = &self.options.fitting;
-        let mut nets = &self.embedding[..];
+        let mut shapes = self.embedding.iter();
         for se in &self.options.descriptors.list {
-            let (own, others) = nets.split_at(se.n_nets(self.n_types()));
             let plans = se.nets("", self.n_types());
-            let mut order: Vec<usize> = (0..plans.len()).collect();
-            order.sort_by_key(|&k| plans[k].place);
-            for k in order {
-                let NetPlan { kind, seeds, neuron, .. } = &plans[k];
-                let (seed, precision, n_hidden) = (se.seed, se.precision, neuron.len());
-                init_net(
-                    &mut params,
-                    global,
-                    &own[k],
-                    Source { kind: *kind, n_hidden, seed, seeds, precision },
-                );
-            }
-            nets = others;
+            let nets: Vec<_> = plans.iter().zip(shapes.by_ref()).collect();
+            init_nets(&mut params, global, nets, (se.seed, se.precision));
         }
-        for (place, net) in self.fitting.iter().enumerate() {
-            let (n_hidden, seed, precision) = (fit.neuron.len(), fit.seed, fit.precision);
-            let source = Source { kind: NetKind::Chain, n_hidden, seed, seeds: &[place as u64], precision };
-            init_net(&mut params, global, net, source);
-        }
+        init_fitting(&mut params, global, &self.options.fitting, &self.fitting);
         params
     }
 
@@ -61,20 +48,69 @@ impl Dp {
     /// Chosen by the force error on one water set, on two seeds: docs/notebook/performance.md has all that was tried.
     pub fn sharpen(&self, params: &mut [f64]) {
         let of_distances = self.options.descriptors.list.iter().all(|se| se.form().has_series());
-        for view in self.table.views() {
-            let embedding = view.name.starts_with("descriptor");
-            let scale = match embedding {
-                true if of_distances && view.name.ends_with("layers.0.matrix") => 3.0,
-                false if view.name.ends_with("bias") => 0.1,
+        let takes_s = |name: &str| {
+            of_distances && name.ends_with("layers.0.matrix") && !name.contains("filter_layers_strip")
+        };
+        for view in self.trained_table().views() {
+            let is_of = |part: &str| view.name.starts_with(part);
+            let (range, scale) = match view.range() {
+                // What s is multiplied by; embedded types have rows behind it.
+                range if is_of("descriptor") && takes_s(&view.name) => {
+                    (range.start..range.start + view.shape[1], 3.0)
+                }
+                range if is_of("fitting_net") && view.name.ends_with("bias") => (range, 0.1),
                 _ => continue,
             };
-            params[view.range()].iter_mut().for_each(|p| *p *= scale);
+            params[range].iter_mut().for_each(|p| *p *= scale);
         }
     }
 
     /// [`Dp::initial_params`] where `seed` is that of the global generator and nothing was drawn from it before.
     pub fn random_params(&self, seed: u64) -> Vec<f64> {
         self.initial_params(&mut Generator::new(seed))
+    }
+}
+
+impl EmbeddedTypes {
+    /// The parameters that training starts from. Only DeePMD-kit's TensorFlow has such models, whose random numbers are its own.
+    fn initial_params(&self, global: &mut Generator) -> Vec<f64> {
+        let mut params = vec![0.0; self.table.len()];
+        for (se, nets) in self.options.descriptors.list.iter().zip(&self.descriptors) {
+            let nets = nets.iter().map(|(plan, shape)| (plan, shape)).collect();
+            init_nets(&mut params, global, nets, (se.seed, se.precision));
+        }
+        if let Some(own) = &self.options.type_embedding {
+            let (plan, shape) = &self.types;
+            init_nets(&mut params, global, vec![(plan, shape)], (own.seed, own.precision));
+        }
+        init_fitting(&mut params, global, &self.options.fitting, std::slice::from_ref(&self.fitting));
+        params
+    }
+}
+
+/// Makes nets of a section in the order in which DeePMD-kit makes them.
+fn init_nets(
+    params: &mut [f64],
+    global: &mut Generator,
+    mut nets: Vec<(&NetPlan, &NetShape)>,
+    (seed, precision): (Option<u64>, Precision),
+) {
+    nets.sort_by_key(|(plan, _)| plan.place);
+    for (NetPlan { kind, seeds, neuron, .. }, shape) in nets {
+        init_net(
+            params,
+            global,
+            shape,
+            Source { kind: *kind, n_hidden: neuron.len(), seed, seeds, precision },
+        );
+    }
+}
+
+fn init_fitting(params: &mut [f64], global: &mut Generator, fit: &FittingOptions, nets: &[NetShape]) {
+    for (place, net) in nets.iter().enumerate() {
+        let (n_hidden, seed, precision) = (fit.neuron.len(), fit.seed, fit.precision);
+        let source = Source { kind: NetKind::Chain, n_hidden, seed, seeds: &[place as u64], precision };
+        init_net(params, global, net, source);
     }
 }
 

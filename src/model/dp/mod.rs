@@ -8,6 +8,7 @@ pub mod short_range; // a table of pair energies beside the network
 pub mod spec;
 pub mod table; // what compression puts in place of embedding nets
 pub mod model;
+pub mod type_embedding; // embedded types as inputs of all nets
 mod attention; // the nets of attention by name
 pub mod branches; // of a multi-task model
 pub mod geometry;

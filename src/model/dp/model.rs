@@ -4,6 +4,7 @@ use super::descriptor::nets::NetKind;
 use super::options::{Applied, DescriptorOptions, Descriptors, Form, ModelOptions, Output};
 use super::spec::{DpModel, DpStatistics, Layer, Net, descriptor_net_index};
 use super::table::EmbeddingTable;
+use super::type_embedding::EmbeddedTypes;
 use crate::model::net::{HiddenSpec, LayerShape, NetShape, Shortcut};
 use crate::model::params::ParamTable;
 use crate::{Result, bail};
@@ -26,6 +27,8 @@ pub struct Dp {
     pub listed: Listed,
     /// What the fitting nets predict.
     pub output: Output,
+    /// Where this is the plain model of one with embedded types: what is trained in place of its own parameters.
+    pub embedded: Option<Arc<EmbeddedTypes>>,
 }
 
 /// A neighbour list: DeePMD-kit makes one for all descriptors of a hybrid, which is cut for each of them afterwards. Who is in it
@@ -38,9 +41,15 @@ pub struct Listed {
 }
 
 impl Dp {
-    /// Lays out the parameters of a model. `options.descriptor.sel` must be resolved.
+    /// Lays out the parameters of a model; of one with embedded types, those of the plain model. `options.descriptor.sel` must be
+    /// resolved.
     pub fn new(options: ModelOptions, stats: DpStatistics) -> Self {
-        Self::with_inputs(options, stats, 0)
+        if options.type_embedding.is_none() {
+            return Self::with_inputs(options, stats, 0);
+        }
+        let mut plain = Self::with_inputs(options.plain(), stats, 0);
+        plain.embedded = Some(Arc::new(EmbeddedTypes::new(options, &plain)));
+        plain
     }
 
     /// The same with so many inputs of the fitting nets behind all others.
@@ -75,7 +84,7 @@ impl Dp {
             })
             .collect();
         let listed = Listed { rcut: options.descriptors.rcut(), sel: options.descriptors.largest_sel() };
-        Dp { options, stats, table, embedding, fitting, tables: None, listed, output }
+        Dp { options, stats, table, embedding, fitting, tables: None, listed, output, embedded: None }
     }
 
     /// One model for each descriptor: what the whole has of it, with the parameters where they are. The inputs of its fitting
@@ -209,6 +218,11 @@ impl Dp {
         1e-3 * self.fitting_params().len() as f64 / self.fitting.len() as f64
     }
 
+    /// The parameters that are trained: of a model with embedded types those that its own follow from.
+    pub fn trained_table(&self) -> &ParamTable {
+        self.embedded.as_ref().map_or(&self.table, |own| &own.table)
+    }
+
     /// Ranges of the flat vector that the optimiser trains.
     pub fn trainable(&self) -> Vec<std::ops::Range<usize>> {
         self.table.trained()
@@ -264,6 +278,7 @@ impl Dp {
                 .map(|net| plain_net(params, net, net.layers.len() - 1))
                 .collect(),
             min_nbor_dist,
+            embedded: None,
         }
     }
 }

@@ -7,12 +7,13 @@ use super::fitting::FITTING;
 pub use super::fitting::{Applied, FittingKind, FittingOptions, Made, Output};
 pub use super::keys::parse_activation;
 use super::short_range::ShortRange;
+use super::type_embedding::{TYPE_EMBEDDING, TypeEmbedding};
 use crate::config::Section;
-use crate::config::check::count;
+use crate::config::check::{check, count};
 use crate::config::table::{Key, Kind, Table, Variant, Variants};
 use crate::err;
 use crate::error::Result;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Number type of a network's parameters and arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct ModelOptions {
     pub preset_out_bias: Vec<Option<Vec<f64>>>,
     /// A table of pair energies that takes over at short range.
     pub short_range: Option<ShortRange>,
+    /// Types as inputs of all nets.
+    pub type_embedding: Option<TypeEmbedding>,
     /// Batches of each system that the statistics look at.
     pub data_stat_nbatch: usize,
     /// Smallest standard deviation that the statistics may give.
@@ -43,6 +46,9 @@ pub struct ModelOptions {
     /// The section as it goes into model files, with all defaults written out and without our own keys.
     pub script: serde_json::Value,
 }
+
+/// All that a model needs of the input that a run was started with.
+static INPUT: Table = Table::of(&[Key::new("model", Kind::Object(&MODEL))]);
 
 /// The keys of the `model` section.
 pub static MODEL: Table = Table {
@@ -90,10 +96,10 @@ pub static MODEL: Table = Table {
         Key::new("srtab_add_bias", Kind::Bool)
             .default("true")
             .doc("With use_srtab: whether the bias of a type is added to the energy of the table too."),
-        Key::new("type_embedding", Kind::Any)
-            .optional()
-            .not_yet("")
-            .doc("A network that embeds the atom types."),
+        Key::new("type_embedding", Kind::OneOf(&[Kind::Object(&TYPE_EMBEDDING), Kind::Null])).optional().doc(
+            "A net that embeds types, as in DeePMD-kit's TensorFlow: embedded types are inputs of one embedding net of se_e2_a and \
+             of one fitting net, in place of nets for each type, and take the place of the type embedding of se_atten.",
+        ),
         Key::new("modifier", Kind::Any)
             .optional()
             .not_yet("")
@@ -199,9 +205,22 @@ impl ModelOptions {
         {
             return Err(section.error("type_map", err!("the type \"{name}\" stands there twice")));
         }
-        let descriptors = Descriptors::resolve(&section.section("descriptor"), &type_map)?;
+        let mut descriptors = Descriptors::resolve(&section.section("descriptor"), &type_map)?;
+        let type_embedding = section.optional_section("type_embedding");
+        let type_embedding = type_embedding.map(|own| TypeEmbedding::resolve(&own, &type_map)).transpose()?;
+        if let Some(own) = &type_embedding {
+            own.replace_own(&mut descriptors)?;
+        } else if descriptors.list.iter().any(DescriptorOptions::is_scaled_by_types) {
+            let error = err!("missing; wanted a section for the embedded types of se_a_ebd_v2");
+            return Err(section
+                .error("type_embedding", error)
+                .help("\"type_embedding\": {} has all defaults"));
+        }
         let fitting = FittingOptions::resolve(&section.section("fitting_net"), type_map.len())?;
         fitting.check_descriptors(&descriptors).map_err(|e| e.at("model.fitting_net"))?;
+        if let Some(own) = &type_embedding {
+            own.check_shortcuts(&descriptors, &fitting)?;
+        }
         let n_types = type_map.len();
         let atoms = section.ints("atom_exclude_types").into_iter();
         let atoms = atoms.map(|t| check_type(section, "atom_exclude_types", t, n_types));
@@ -215,6 +234,7 @@ impl ModelOptions {
         Ok(ModelOptions {
             type_map,
             short_range,
+            type_embedding,
             descriptors,
             pair_exclude_types: resolve_type_pairs(section, "pair_exclude_types", n_types)?,
             atom_exclude_types: atoms.collect::<Result<_>>()?,
@@ -224,6 +244,15 @@ impl ModelOptions {
             fitting,
             script,
         })
+    }
+
+    /// A `model` section with all defaults and `sel` as numbers, as `what` keeps it.
+    pub fn of_section(model: &Value, what: &str) -> Result<ModelOptions> {
+        let checked = check(&INPUT, &json!({ "model": model }), what)?;
+        for note in &checked.notes {
+            log::warn!("{what}: {note}");
+        }
+        Self::resolve(&Section::root(&checked.value).section("model")).map_err(|e| e.at(what))
     }
 
     /// Whether atoms of these types are no neighbours of each other.
@@ -267,8 +296,9 @@ impl ModelOptions {
             Some(own) => own.nets(se, "", n_types).iter().map(NetPlan::n_params).sum(),
             None => se.n_nets(n_types) as u128 * net(1, &se.neuron, se.resnet_dt),
         };
+        let types = self.type_embedding.as_ref().map_or(0, |own| own.n_params(n_types));
         [
-            self.descriptors.list.iter().map(of_descriptor).sum(),
+            types + self.descriptors.list.iter().map(of_descriptor).sum::<u128>(),
             n_fitting * (net(inputs, &fit.neuron, fit.resnet_dt) + output),
         ]
     }

@@ -22,6 +22,16 @@ pub struct DpModel {
     pub fitting_nets: Vec<Net>,
     /// Smallest distance between two atoms of the training data, A. Compression of models asks for it.
     pub min_nbor_dist: Option<f64>,
+    /// Where this is the plain model of one with embedded types: what training goes on with.
+    pub embedded: Option<TrainedTypes>,
+}
+
+/// A model with embedded types as it is trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainedTypes {
+    pub options: ModelOptions,
+    /// Those of [`EmbeddedTypes::table`](super::type_embedding::EmbeddedTypes::table).
+    pub params: Vec<f64>,
 }
 
 /// The numbers that come from statistics of the data rather than from training.

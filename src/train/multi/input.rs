@@ -105,6 +105,14 @@ impl MultiInput {
     }
 
     fn check(&self) -> Result<()> {
+        let embeds = |branch: &&BranchInput| branch.input.model.type_embedding.is_some();
+        if let Some(branch) = self.branches.iter().find(embeds) {
+            return Err(err!(
+                "{MODEL_DICT}.{}.type_embedding: a multi-task training does not have this yet",
+                branch.name
+            )
+            .help("leave the key out; se_atten has a type embedding of its own"));
+        }
         self.check_shares()?;
         self.check_cases()?;
         let common = self.common();

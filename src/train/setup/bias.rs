@@ -5,6 +5,7 @@ use super::statistics::{Drawn, Sampled, sample_statistics};
 use crate::Result;
 use crate::data::{Dataset, Frame};
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
+use crate::engine::type_embedding::plain;
 use crate::engine::{Engine, Prediction};
 use crate::model::dp::Dp;
 use crate::model::dp::spec::DpStatistics;
@@ -35,6 +36,7 @@ pub fn shift_bias(
     sampled: &Sampled,
 ) -> Result<()> {
     let mode = EmbeddingMode::Chebyshev { min_distance: sampled.min_distance };
+    let params = &*plain(model, params);
     let mut engine = CpuEngine::<f64>::new(Arc::new(model.clone()), 1, mode)?;
     // Large frames are shared in blocks, the others go to the ranks in turn.
     let cut = Cut { part: team.rank(), parts: team.size(), steady: true };

@@ -81,13 +81,16 @@ impl Origin {
     pub fn options(&self) -> Result<ModelOptions> {
         match self {
             Origin::Restart(state) => state.model_options(),
-            Origin::Model(model) | Origin::Descriptor(model) => Ok(model.options.clone()),
+            Origin::Model(model) | Origin::Descriptor(model) => Ok(as_trained(model).clone()),
         }
     }
 
     /// Refuses an input that means another model. Weights alone may go on in another precision.
     fn check(&self, wanted: &ModelOptions) -> Result<()> {
         let mut saved = self.options()?;
+        if wanted.type_embedding.is_some() != saved.type_embedding.is_some() {
+            saved = self.with_types_as(wanted, saved)?;
+        }
         if let Origin::Descriptor(_) = self {
             saved.fitting = wanted.fitting.clone();
         }
@@ -98,6 +101,20 @@ impl Origin {
             }
         }
         check_same_model(&saved, wanted)
+    }
+
+    /// The options to compare with where one of the two has embedded types and the other has not.
+    fn with_types_as(&self, wanted: &ModelOptions, saved: ModelOptions) -> Result<ModelOptions> {
+        match self {
+            // Without them the plain model goes on.
+            Origin::Model(model) | Origin::Descriptor(model) if wanted.type_embedding.is_none() => {
+                Ok(model.options.clone())
+            }
+            Origin::Restart(_) => Ok(saved), // the same input is wanted
+            _ => Err(err!("model.type_embedding: the model to begin with has no embedded types").help(
+                "begin with a checkpoint of such a training or what dp freeze made of one, or leave the key out",
+            )),
+        }
     }
 
     /// The model, its parameters and the shortest distance of its data.
@@ -115,29 +132,62 @@ impl Origin {
                 let checked = check_numbers(&state.params, &about.stats, about.min_distance, &input.model);
                 team.agree(checked)?;
                 let model = Dp::new(input.model.clone(), state.about.stats.clone());
-                let n = model.table.len();
+                let n = model.trained_table().len();
                 if state.params.len() != n {
                     let e = err!("the checkpoint does not hold the {n} parameters of this model");
                     return team.agree(Err(e));
                 }
                 Ok((model, state.params.clone(), state.about.min_distance))
             }
+            Origin::Descriptor(_) if input.model.type_embedding.is_some() => {
+                let error = err!("model.type_embedding: the descriptor alone of a model is not taken then");
+                team.agree(Err(error.help("name the branch, or begin with the whole model: --init-model")))
+            }
             Origin::Descriptor(saved) => with_descriptor_of(team, input, data, saved),
             Origin::Model(saved) => {
+                let trained = saved.embedded.as_ref().filter(|_| input.model.type_embedding.is_some());
+                if let Some(trained) = trained {
+                    let model = Dp::new(input.model.clone(), as_stored(saved.stats.clone(), &input.model));
+                    return taken(
+                        team,
+                        input,
+                        data,
+                        model,
+                        (trained.params.clone(), saved.min_nbor_dist),
+                        finetune,
+                    );
+                }
                 // A compressed model has its nets beside the tables; training takes the nets.
                 let saved = DpModel { options: input.model.clone(), tables: None, ..(**saved).clone() };
                 let known = saved.min_nbor_dist;
                 let (mut model, params) = team.agree(Dp::from_spec(saved))?;
                 model.stats = as_stored(model.stats, &input.model);
-                let sums = sample_statistics(team, input, data, Drawn::new(input, data).frames)?;
-                let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
-                if finetune {
-                    shift_bias(team, &mut model, &params, &data.training, input, &sums)?;
-                }
-                Ok((model, params, min_distance))
+                taken(team, input, data, model, (params, known), finetune)
             }
         }
     }
+}
+
+/// The options that a model was trained with.
+fn as_trained(model: &DpModel) -> &ModelOptions {
+    model.embedded.as_ref().map_or(&model.options, |trained| &trained.options)
+}
+
+/// A model that was there before, with its parameters and the shortest distance of its data and of these.
+fn taken(
+    team: &mut Team,
+    input: &Input,
+    data: &DataSets,
+    mut model: Dp,
+    (params, known): (Vec<f64>, Option<f64>),
+    finetune: bool,
+) -> Result<(Dp, Vec<f64>, f64)> {
+    let sums = sample_statistics(team, input, data, Drawn::new(input, data).frames)?;
+    let min_distance = known.unwrap_or(sums.min_distance).min(sums.min_distance);
+    if finetune {
+        shift_bias(team, &mut model, &params, &data.training, input, &sums)?;
+    }
+    Ok((model, params, min_distance))
 }
 
 /// A model with the descriptor of another, and a fitting net and biases of its own.

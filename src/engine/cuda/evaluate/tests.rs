@@ -136,7 +136,7 @@ fn one_sided_nets_excluded_pairs_and_isolated_atoms_agree_with_the_cpu() {
     let descriptor = DescriptorOptions {
         type_one_side: true,
         exclude_types: vec![(0, 1)],
-        kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 4 }),
+        kind: DescriptorKind::SeE2A(SeE2A { axis_neuron: 4, linear_end: false }),
         ..options()
     };
     let model = model_with(descriptor, |fitting| {

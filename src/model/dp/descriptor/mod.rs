@@ -28,6 +28,7 @@ registry::listed! {
         SeE3 in se_e3,
         SeAtten in se_atten,
         SeAttenV2 in se_atten_v2,
+        SeAEbdV2 in se_a_ebd_v2,
     }
     not yet {
         Variant::not_yet("se_e3_tebd"),
@@ -37,7 +38,6 @@ registry::listed! {
         Variant::not_yet("dpa4c").aliases(&["DPA4C"]),
         Variant::not_yet("loc_frame"),
         Variant::not_yet("se_a_tpe").aliases(&["se_a_ebd"]),
-        Variant::not_yet("se_a_ebd_v2").aliases(&["se_a_tpe_v2"]),
         Variant::not_yet("se_a_mask"),
     }
 }
@@ -217,6 +217,24 @@ impl DescriptorOptions {
             DescriptorKind::SeAtten(own) | DescriptorKind::SeAttenV2(SeAttenV2(own)) => Some(own),
             _ => None,
         }
+    }
+
+    /// The same, to be changed.
+    pub fn attention_mut(&mut self) -> Option<&mut SeAtten> {
+        match &mut self.kind {
+            DescriptorKind::SeAtten(own) | DescriptorKind::SeAttenV2(SeAttenV2(own)) => Some(own),
+            _ => None,
+        }
+    }
+
+    /// Whether embedded types enter by a net of their own.
+    pub fn is_scaled_by_types(&self) -> bool {
+        matches!(self.kind, DescriptorKind::SeAEbdV2(_))
+    }
+
+    /// Whether the last layer of its embedding nets is linear: [`SeE2A`].
+    pub fn ends_linearly(&self) -> bool {
+        matches!(self.kind, DescriptorKind::SeE2A(SeE2A { linear_end: true, .. }))
     }
 
     /// Whether neighbours of all types have slots together: `sel` is one number.

@@ -17,6 +17,8 @@ pub struct NetPlan {
     pub activation: Activation,
     pub resnet_dt: bool,
     pub bias: bool,
+    /// The last layer of a chain is linear.
+    pub linear_end: bool,
     pub trainable: bool,
     /// What the seed of the descriptor is mixed with for it, from the inside out.
     pub seeds: Vec<u64>,
@@ -39,18 +41,21 @@ impl NetPlan {
     /// Appends its parameters to the table.
     pub fn lay_out(&self, table: &mut ParamTable) -> NetShape {
         match self.kind {
-            NetKind::Chain => NetShape::hidden(
-                table,
-                &self.name,
-                HiddenSpec {
+            NetKind::Chain => {
+                let spec = HiddenSpec {
                     n_in: self.n_in,
                     neuron: &self.neuron,
                     activation: self.activation,
                     resnet_dt: self.resnet_dt,
                     bias: self.bias,
                     trainable: &vec![self.trainable; self.neuron.len()],
-                },
-            ),
+                };
+                let mut net = NetShape::hidden(table, &self.name, spec);
+                if let Some(last) = net.layers.last_mut().filter(|_| self.linear_end) {
+                    last.activation = Activation::Linear;
+                }
+                net
+            }
             NetKind::Layer => {
                 let shape = [self.n_in, self.neuron[0]];
                 NetShape::single(table, &self.name, &shape, self.neuron[0], self.trainable)
@@ -94,6 +99,7 @@ impl DescriptorOptions {
             activation: self.activation,
             resnet_dt: self.resnet_dt,
             bias: true,
+            linear_end: self.ends_linearly(),
             trainable: self.trainable && self.uses_net(k, n_types),
             seeds: vec![place as u64],
             place,

@@ -4,7 +4,7 @@ use super::nets::{NetKind, NetPlan};
 use super::*;
 use crate::bail;
 use crate::model::activation::Activation;
-use crate::model::electrons::{SPIN_ORBITALS, SYMBOLS};
+use crate::model::electrons::{SPIN_ORBITALS, check_elements};
 
 /// The options of `se_atten` that most other descriptors do not have.
 #[derive(Debug, Clone, PartialEq)]
@@ -217,7 +217,9 @@ pub fn resolve(section: &Section, shared: &Shared, strip: bool, smooth: bool) ->
         use_econf_tebd: section.bool("use_econf_tebd"),
         use_tebd_bias: section.bool("use_tebd_bias"),
     };
-    own.check_types(shared.type_map).map_err(|e| section.error("use_econf_tebd", e))?;
+    if own.use_econf_tebd {
+        check_elements(shared.type_map).map_err(|e| section.error("use_econf_tebd", e))?;
+    }
     Ok(own)
 }
 
@@ -225,15 +227,6 @@ pub fn resolve(section: &Section, shared: &Shared, strip: bool, smooth: bool) ->
 const LAYER_EPS: f64 = 1e-5;
 
 impl SeAtten {
-    fn check_types(&self, type_map: &[String]) -> Result<()> {
-        let unknown = type_map.iter().find(|name| !SYMBOLS.contains(&name.as_str()));
-        match unknown.filter(|_| self.use_econf_tebd) {
-            Some(name) => Err(err!("the type \"{name}\" is not the symbol of an element")
-                .help("electrons are known of elements only")),
-            None => Ok(()),
-        }
-    }
-
     /// Its nets in the order in which DeePMD-kit makes them, which is that of the flat vector: those of the attention layers
     /// ([`AttentionNets`](crate::model::dp::AttentionNets)), that of distances, that of types in strip mode, the embedding of types.
     pub fn nets(&self, options: &DescriptorOptions, prefix: &str, n_types: usize) -> Vec<NetPlan> {
@@ -247,6 +240,7 @@ impl SeAtten {
             activation: options.activation,
             resnet_dt: options.resnet_dt,
             bias: true,
+            linear_end: false,
             trainable: options.trainable,
             seeds,
             place: 0,
@@ -351,7 +345,9 @@ impl SeAtten {
             use_econf_tebd: flag("use_econf_tebd")?,
             use_tebd_bias: flag("use_tebd_bias")?,
         };
-        own.check_types(shared.type_map)?;
+        if own.use_econf_tebd {
+            check_elements(shared.type_map)?;
+        }
         Ok(own)
     }
 }
