@@ -3,7 +3,7 @@
 //! Whatever is computed from the data is computed once for the whole job, the work shared over ranks; every rank
 //! then has the same numbers.
 
-use super::dp_state::{DpState, check_same_model};
+use super::dp_state::{DpState, check_same_model, check_same_optimizer};
 use super::input::{Input, Length};
 use super::options::{InputSource, RunOptions, Start};
 use super::resume;
@@ -70,6 +70,9 @@ pub fn setup(
 ) -> Result<Setup> {
     let start = start_of(team, launch, options, &input)?;
     let origin = load_origin(team, &start, finetune_branch(options, &full))?;
+    if let Some(Origin::Restart(state)) = &origin {
+        team.agree(check_same_optimizer(&state.about.input, &full))?;
+    }
     if let Some(Origin::Restart(state)) = &origin
         && input.training.keep_global_batch
     {
