@@ -29,6 +29,16 @@ pub enum ErrorKind {
     Other,
 }
 
+/// A path as it may be typed in a shell.
+pub fn quoted(path: &std::path::Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
 /// The result of everything that can fail because of the outside world.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -122,7 +122,7 @@ fn model_devi_refuses_what_it_cannot_compare() {
     place.dp(line).fails(&["bulk: found no force in every set", "--real_error"]);
     place
         .dp("model-devi -m one_side.dp other.dp -s bulk -o nowhere/devi.out")
-        .fails(&["nowhere: cannot create a file"]);
+        .fails(&["there is no folder nowhere"]);
     assert!(!place.path("model_devi.out").exists());
     let other_types =
         place.text_model("other.dp", |model| model.options.type_map = vec!["O".into(), "X".into()]);
@@ -264,7 +264,7 @@ fn convert_backend_goes_between_portable_formats() {
     place.dp("convert-backend one_side.dp model.onnx").fails(&["extension .onnx"]);
     place.dp("convert-backend absent.dp model.yaml").fails(&["absent.dp: cannot read"]);
     place.dp("convert-backend absent.pth model.dp").fails(&["absent.pth: no such model file"]);
-    place.dp("convert-backend one_side.dp nowhere/model.yaml").fails(&["nowhere: cannot create a file"]);
+    place.dp("convert-backend one_side.dp nowhere/model.yaml").fails(&["there is no folder nowhere"]);
     place.write("broken.dp", &place.read("one_side.dp")[..9000]);
     place.dp("convert-backend broken.dp model.yaml").fails(&["broken.dp: "]);
     assert!(!place.path("model.yaml").exists() && !place.path("model.dp").exists());
@@ -348,7 +348,7 @@ fn freeze_and_compress_give_workflows_the_names_that_they_want() {
     place.write("graph.pb", "a graph of TensorFlow");
     alone(&place, "compress -i graph.pb -o small.pb")
         .fails(&["graph.pb: a .pb file is bound to one framework"]);
-    alone(&place, "compress -i one_side.dp -o nowhere/small.pb").fails(&["nowhere: cannot create a file"]);
+    alone(&place, "compress -i one_side.dp -o nowhere/small.pb").fails(&["there is no folder nowhere"]);
     assert!(!place.path("small.pb").exists() && !place.path("small.dp").exists());
 }
 
@@ -524,4 +524,42 @@ fn find_lr_proposes_a_rate_and_leaves_nothing_but_its_curve() {
     assert!(rates.len() > 100 && rates.windows(2).all(|two| two[0] < two[1]), "{curve}");
     let new: Vec<_> = files().into_iter().filter(|name| !before.contains(name)).collect();
     assert_eq!(new, ["find_lr.out"]);
+}
+
+/// Names that are nearly right, folders in place of files, files in place of others: what was meant is said.
+#[test]
+fn a_name_that_is_not_there_is_answered_with_what_may_be_meant() {
+    let place = Place::with_data();
+    place.input("input.json", &common::small_input(10, 10));
+    std::fs::create_dir(place.path("examples")).unwrap();
+    for (line, texts) in [
+        ("train mine.json", ["mine.json: cannot read", "there are input.json"]),
+        ("train imput.json", ["imput.json: cannot read", "did you mean `input.json`?"]),
+        ("train .", [".: found a folder, wanted an input file", "there are input.json"]),
+    ] {
+        place.dp(line).fails(&texts);
+    }
+    let mut input = common::small_input(10, 10);
+    input["training"]["training_data"]["systems"] = serde_json::json!(["examples/water/train"]);
+    place.input("of_another_folder.json", &input);
+    place
+        .dp("train of_another_folder.json")
+        .fails(&["examples/water/train: no such system", "did you mean `train`?"]);
+    place.dp("train input.json").succeeds();
+    let mut freeze = place.command("freeze -o");
+    let ended: common::Ended = freeze.arg("my model.dp").output().unwrap().into();
+    let told = "dp convert-backend 'my model.dp' 'my model.pth'";
+    assert!(ended.succeeds().stderr.contains(told));
+    std::fs::rename(place.path("my model.dp"), place.path("model.dp")).unwrap();
+    for (line, texts) in [
+        ("freeze -c modle.ckpt -o x.dp", ["modle.ckpt: no such checkpoint", "did you mean `model.ckpt`?"]),
+        (
+            "train input.json --restart model.dp",
+            ["model.dp: not a checkpoint", "it may be a model file: dp train --init-frz-model"],
+        ),
+        ("freeze -o nowhere/x.dp", ["nowhere/x.dp: cannot write", "there is no folder nowhere"]),
+        ("plot lcuve.out", ["lcuve.out: there is no such file", "did you mean `lcurve.out`?"]),
+    ] {
+        place.dp(line).fails(&texts);
+    }
 }

@@ -213,6 +213,79 @@ fn what_the_documents_say_can_be_done() {
     assert!(done.len() > 25, "only {} commands were found", done.len());
 }
 
+/// Names of the `[[bin]]` sections of a Cargo.toml, and of its package and library.
+fn names_in(manifest: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest)).unwrap();
+    let mut section = "";
+    let mut names = Vec::new();
+    for line in text.lines() {
+        match line.split_once(" = ") {
+            Some(("name", name)) if ["[package]", "[lib]", "[[bin]]"].contains(&section) => {
+                names.push(format!("{section}{}", name.trim_matches('"')));
+            }
+            _ if line.starts_with('[') => section = line,
+            _ => (),
+        }
+    }
+    names
+}
+
+#[test]
+fn the_image_is_made_of_what_the_tree_has() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(root.join("Dockerfile")).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
+    let after = |word: &str| -> Vec<Vec<&str>> {
+        let found = lines.iter().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
+        found.map(|rest| rest.split_whitespace().collect()).collect()
+    };
+    let names: Vec<String> =
+        ["Cargo.toml", "crates/capi/Cargo.toml"].into_iter().flat_map(names_in).collect();
+    let has = |section: &str, name: &str| names.contains(&format!("{section}{name}"));
+    // What is built.
+    let build = after("RUN").into_iter().find(|words| words[..2] == ["cargo", "build"]).unwrap();
+    let packages: Vec<&str> = build.windows(2).filter(|pair| pair[0] == "-p").map(|pair| pair[1]).collect();
+    assert!(packages.len() == 2 && packages.iter().all(|name| has("[package]", name)), "{packages:?}");
+    assert!(build.contains(&"--release") && build.contains(&"--locked") && root.join("Cargo.lock").is_file());
+    // What is taken from there, and the program that is started.
+    let stages = after("FROM");
+    let suite = "bookworm";
+    assert!(stages[0][0] == format!("rust:1-{suite}") && stages[0][1..] == ["AS", "build"], "{stages:?}");
+    assert_eq!(
+        stages[1],
+        [format!("debian:{suite}-slim")],
+        "the C library of the programs is that of the image"
+    );
+    let mut taken = Vec::new();
+    for words in after("COPY").iter().filter(|words| words[0] == "--from=build") {
+        for path in &words[1..words.len() - 1] {
+            let file = path.strip_prefix("/src/target/release/").unwrap_or_else(|| panic!("{path}"));
+            let library = file.strip_prefix("lib").and_then(|name| name.strip_suffix(".so"));
+            let known = library.map_or_else(|| has("[[bin]]", file), |name| has("[lib]", name));
+            assert!(known, "{path} is not built");
+            taken.push(file);
+        }
+    }
+    assert_eq!(taken, ["dp", "pinn", "phalanx", "libdeepmd_c.so"]);
+    assert_eq!(after("ENTRYPOINT"), [["[\"dp\"]"]]);
+    // What `COPY . /src` takes along is what the build needs.
+    let ignored = std::fs::read_to_string(root.join(".dockerignore")).unwrap();
+    let ignored: Vec<&str> = ignored.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(ignored, [".git", "target", "**/__pycache__"]);
+    // How it is started: what follows the image's name are words of `dp`, or of the program in its place.
+    let mut calls = 0;
+    for line in text.lines().filter_map(|line| line.strip_prefix("#   docker run ")) {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let image = words.iter().position(|word| word == "phalanx").unwrap();
+        let instead = words.iter().any(|word| word == "--entrypoint");
+        let start = if instead { words.iter().position(|word| word == "dp").unwrap() } else { image };
+        let call: Vec<String> = std::iter::once("dp".to_owned()).chain(words[start + 1..].to_vec()).collect();
+        assert_eq!(misunderstood(&call), None);
+        calls += 1;
+    }
+    assert_eq!(calls, 3);
+}
+
 #[test]
 fn lines_are_cut_into_commands() {
     let words = |line: &str| -> Vec<String> { commands(line).iter().map(|words| words.join(" ")).collect() };

@@ -141,6 +141,43 @@ fn a_new_run_sets_aside_what_an_earlier_one_left() {
     assert!(!place.path("backup-2").exists());
 }
 
+/// The best checkpoints, those of the running mean and the log of validations are results too.
+#[test]
+fn a_new_run_sets_aside_all_results_and_none_before_it_can_write_its_own() {
+    let place = Place::with_data();
+    let mut input = small_input(20, 10);
+    input["training"]["enable_ema"] = json!(true);
+    input["training"]["validation_data"] = json!({"systems": ["valid"]});
+    input["validating"] = json!({"full_validation": true, "validation_freq": 10, "full_val_start": 0});
+    place.input("input.json", &input);
+    place.dp("train input.json").succeeds();
+    let results = |folder: &str| -> Vec<String> {
+        let all = contents(&place.path(folder)).into_keys();
+        let is_result =
+            |name: &String| ["best", "model_ema", "val.log"].iter().any(|head| name.starts_with(head));
+        all.filter(is_result).collect()
+    };
+    let first = results(".");
+    assert!(first.len() >= 5, "{first:?}");
+    let log = place.text("val.log");
+    // A run that cannot begin changes nothing.
+    input["training"]["disp_file"] = json!("train");
+    place.input("broken.json", &input);
+    place
+        .dp("train broken.json")
+        .fails(&["training.disp_file: train is a folder, wanted the name of a file"]);
+    assert_eq!(results("."), first);
+    let ended = place.dp("train input.json").succeeds();
+    let told = "an earlier run left 2 checkpoints of steps 10 to 20 and a best checkpoint and a learning curve of 5 rows: moved \
+                to backup-1";
+    assert!(ended.stderr.contains(told), "{}", ended.stderr);
+    assert_eq!((results("backup-1"), place.text("backup-1/val.log")), (first.clone(), log.clone()));
+    // Without a mean or validations nothing of them is replaced, and nothing is moved.
+    place.input("plain.json", &small_input(10, 10));
+    place.dp("train plain.json").succeeds();
+    assert_eq!(results("."), first);
+}
+
 #[test]
 fn pinn_leaves_the_pointer_of_dp_alone_and_neither_reads_the_others_checkpoints() {
     let place = with_structures();

@@ -41,6 +41,52 @@ fn runs_are_compared_in_one_figure() {
 }
 
 #[test]
+fn branches_of_a_run_have_colours_of_their_own() {
+    let place = Place::new();
+    let head = "# step rmse_f_val_water rmse_f_trn_water rmse_f_trn_ice lr\n";
+    place.write("lcurve.out", format!("{head} 1 3e-1 2e-1 5e-1 1e-3\n 100 2e-1 1e-1 3e-1 1e-4\n"));
+    place.dp("plot lcurve.out -q rmse_f").succeeds();
+    let svg = place.text("lcurve.svg");
+    for text in [">water<", ">ice<", ">training<", ">validation<", ">force RMSE (eV/Å)<"] {
+        assert_eq!(svg.matches(text).count(), 1, "{text} in {svg}");
+    }
+    // Three curves, and in the legend two colours and two kinds.
+    assert_eq!(svg.matches("stroke-width=\"1.5\"").count(), 3);
+    place.dp("plot lcurve.out -q rmse_f_trn_ice").fails(&["there are: rmse_f lr"]);
+}
+
+/// The files of `dp test -d` for models that predict no energy: one for each frame, or one for each system.
+#[test]
+fn outputs_of_frames_and_atoms_stand_beside_labels() {
+    let place = Place::new();
+    for (name, columns, row) in [
+        ("a.dos.out.0", "data_dos pred_dos", "1 2\n3 3"),
+        ("a.dos.out.1", "data_dos pred_dos", "5 5\n6 6"),
+        ("a.dos.out.1.0", "data_dos pred_dos", "7 7\n8 8"),
+        ("a.ados.out.0", "data_ados pred_ados", "7 7.5"),
+        ("b.out", "data_x data_y data_z pred_x pred_y pred_z", "1 2 3 1 2 4"),
+        ("b.out.1", "data_x data_y data_z pred_x pred_y pred_z", "1 2 3 1 2 3"),
+        ("b.output", "data_x data_y data_z pred_x pred_y pred_z", "1 2 3 9 9 9"),
+    ] {
+        place.write(name, format!("# water - 0: {columns}\n{row}\n"));
+    }
+    place.dp("plot a").succeeds();
+    let svg = place.text("parity.svg");
+    // sqrt(1 / 6)
+    for text in
+        ["density of states<", "density of states of atoms<", "RMSE 4.08e-01 1/eV<", "RMSE 5.00e-01 1/eV<"]
+    {
+        assert!(svg.contains(text), "{text} in {svg}");
+    }
+    std::fs::create_dir(place.path("b")).unwrap(); // hides nothing
+    for (args, rmse) in [("plot b", "RMSE 4.08e-01<"), ("plot b.out", "RMSE 5.77e-01<")] {
+        place.dp(args).succeeds();
+        let svg = place.text("parity.svg");
+        assert!(svg.contains(">dipole<") && svg.contains(rmse) && svg.contains(">label<"), "{svg}");
+    }
+}
+
+#[test]
 fn predictions_stand_beside_labels() {
     let place = Place::new();
     let rows: String = (0..50).map(|i| format!("{i}.0 0 1 {}.1 0.2 1\n", i)).collect();

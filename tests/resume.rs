@@ -318,9 +318,15 @@ fn another_model_section_is_refused_and_nothing_is_overwritten() {
     place.input("other.json", &input);
     for flag in ["--restart", "--init-model"] {
         place.dp(&format!("train other.json {flag} model.ckpt")).fails(&[
-            "the model section differs from the one that was saved: rcut: 4.0, (saved) / rcut: 4.5, (input)",
+            "the model section differs from the one that was saved: model.descriptor.rcut: 4.0 (saved) / 4.5 (input)",
         ]);
     }
+    let mut input = small_input(40, 10);
+    input["optimizer"] = json!({"type": "HybridMuon"});
+    place.input("other.json", &input);
+    place
+        .dp("train other.json --restart model.ckpt")
+        .fails(&["optimizer.type: Adam (saved) / HybridMuon (input)", "--init-model"]);
     let after = (place.text("lcurve.out"), place.text("out.json"), place.read("model.ckpt-20.phx"));
     assert!(before == after, "a refused run wrote something");
 }

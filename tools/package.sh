@@ -48,7 +48,7 @@ fill() {
     install -Dm644 -t "$1/share/zsh/site-functions" "$stage"/shell/zsh/_*
     install -Dm644 -t "$1/share/fish/vendor_completions.d" "$stage"/shell/fish/*.fish
     install -Dm644 -t "$1/share/doc/phalanx" README.md CHANGELOG.md CITATION.cff LICENSE docs/*.md
-    mkdir -p "$1/share/doc/phalanx/examples" && cp -r examples/water examples/lammps examples/cluster "$1/share/doc/phalanx/examples/"
+    mkdir -p "$1/share/doc/phalanx/examples" && cp -r examples/water examples/pinn examples/your_data examples/lammps examples/cluster "$1/share/doc/phalanx/examples/"
     strip "$1"/bin/* 2>/dev/null || true
 }
 

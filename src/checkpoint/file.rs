@@ -23,6 +23,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 const MAGIC: &[u8; 8] = b"PHALANX\n";
 const VERSION: u32 = 1;
+/// What model files (.dp) begin with.
+const HDF5_MAGIC: &[u8] = b"\x89HDF\r\n\x1a\n";
 const HEAD_BYTES: usize = 32;
 const DIGEST_BYTES: usize = 16;
 const ALIGN: usize = 64;
@@ -262,7 +264,13 @@ impl Checkpoint {
 /// Checks magic, version, length and digest. Returns the length of the JSON.
 fn verify(bytes: &[u8]) -> Result<usize> {
     if bytes.len() >= 8 && &bytes[..8] != MAGIC {
-        bail!("not a checkpoint of this program: it begins with {:02x?}", &bytes[..8]);
+        let error = err!("not a checkpoint of this program: it begins with {:02x?}", &bytes[..8]);
+        return Err(match bytes.starts_with(HDF5_MAGIC) {
+            true => {
+                error.help("it may be a model file: dp train --init-frz-model starts with the weights of one")
+            }
+            false => error,
+        });
     }
     if bytes.len() < HEAD_BYTES + DIGEST_BYTES {
         bail!("the checkpoint is damaged: truncated at byte {}, in its head", bytes.len());

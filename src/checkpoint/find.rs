@@ -2,7 +2,8 @@
 
 use super::SUFFIX;
 use super::file::Checkpoint;
-use super::store::{numbered, step_of, with_ending, with_suffix};
+use super::store::{folder_of, numbered, step_of, with_ending, with_suffix};
+use crate::config::check::did_you_mean;
 use crate::err;
 use crate::error::{Error, ErrorKind, IoContext, Result};
 use std::path::{Path, PathBuf};
@@ -180,8 +181,21 @@ fn not_found(path: &Path) -> Error {
         (true, Some("pt" | "pth" | "pb")) => error.help(
             "this program's checkpoints end in .phx; bring other models in as .dp with --init-frz-model",
         ),
-        (true, _) => error.help("give the prefix (model.ckpt), a file (model.ckpt-1000.phx) or its folder"),
+        (true, _) => error.help(format!(
+            "{}give the prefix (model.ckpt), a file (model.ckpt-1000.phx) or its folder",
+            near_name(path)
+        )),
     }
+}
+
+/// A prefix or checkpoint beside a name that is not there, which it may have meant.
+fn near_name(path: &Path) -> String {
+    let entries = std::fs::read_dir(folder_of(path)).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(SUFFIX)?.to_owned()))
+        .collect();
+    names.sort();
+    did_you_mean(&path.file_name().unwrap_or_default().to_string_lossy(), names.iter().map(String::as_str))
 }
 
 #[cfg(test)]
@@ -218,6 +232,9 @@ mod tests {
         assert_eq!(load(&prefix).unwrap(), sample(3), "without the link");
         std::fs::remove_file(folder.path().join("model.ckpt-3.phx")).unwrap();
         assert!(load(folder.path()).unwrap_err().message().contains("no such checkpoint"));
+        let (folder, _) = three();
+        let error = load(&folder.path().join("modle.ckpt")).unwrap_err();
+        assert!(error.advice().unwrap().starts_with("did you mean `model.ckpt`? "), "{error}");
     }
 
     #[test]

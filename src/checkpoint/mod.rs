@@ -12,7 +12,7 @@ pub mod writer; // writes while training goes on
 
 pub use file::{Array, Arrays, Checkpoint, f64s_of, into_numbers};
 pub use find::{load, locate, named_by_tensorflow, newest_complete};
-pub use store::{Companion, Store, folder_of, save, write_complete as write_as};
+pub use store::{Companion, Store, folder_of, remove_strays, save, write_complete as write_as};
 
 /// Ending of a checkpoint's name.
 pub const SUFFIX: &str = ".phx";

@@ -95,7 +95,7 @@ impl Store {
     pub fn save(&self, step: u64, checkpoint: &Checkpoint) -> Result<PathBuf> {
         let folder = folder_of(&self.prefix);
         std::fs::create_dir_all(folder).io("create the folder of the checkpoints", folder)?;
-        remove_strays(&self.prefix);
+        self.remove_strays();
         let path = self.path_for(step);
         write_complete(&path, checkpoint)?;
         log::info!("Saved model to {}", path.display());
@@ -148,6 +148,19 @@ impl Store {
             pointers.push((PathBuf::from("checkpoint"), path.to_owned()));
         }
         pointers
+    }
+
+    /// Removes what killed runs left in mid-write. The folder is this run's own; `checkpoint` is written by one of its stores only.
+    fn remove_strays(&self) {
+        let endings = self.aliases.iter().copied().chain([SUFFIX]);
+        let mut others: Vec<PathBuf> = endings.map(|ending| with_ending(&self.prefix, ending)).collect();
+        if self.points {
+            others.push(self.prefix.with_file_name("checkpoint"));
+        }
+        let is_other = |name: &str| others.iter().any(|other| other.file_name() == Some(name.as_ref()));
+        remove_strays(folder_of(&self.prefix), |name| {
+            step_of(&self.prefix, name).is_some() || is_other(name)
+        });
     }
 
     fn prune(&self, newest: u64) {
@@ -227,16 +240,16 @@ fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|folder| folder.sync_all()).io("sync", folder)
 }
 
-/// Removes what killed runs left in mid-write.
-fn remove_strays(prefix: &Path) {
-    for entry in std::fs::read_dir(folder_of(prefix)).into_iter().flatten().flatten() {
+/// Removes what killed runs left in mid-write of files with such names.
+pub fn remove_strays(folder: &Path, is_ours: impl Fn(&str) -> bool) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str().and_then(|n| n.strip_prefix('.')?.strip_suffix(".tmp")) else {
             continue;
         };
         // `.model.ckpt-10.phx.Xy12Zw.tmp`; without the random letters in earlier days.
         let saved = name.rsplit_once('.').map_or(name, |(saved, _)| saved);
-        if step_of(prefix, name).is_some() || step_of(prefix, saved).is_some() {
+        if is_ours(name) || is_ours(saved) {
             let _ = remove_if_there(&entry.path()); // litter, not worth ending a run
         }
     }
@@ -387,7 +400,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let prefix = folder.path().join("model.ckpt");
         let others = ["model.ckpt2-5.phx", "model.ckpt-x.phx", "model.ckpt-5.pt", ".model.ckpt2-5.phx.tmp"];
-        let strays = [".model.ckpt-5.phx.tmp", ".model.ckpt-5.phx.aB3dEf.tmp"];
+        let strays = [
+            ".model.ckpt-5.phx.tmp",
+            ".model.ckpt-5.phx.aB3dEf.tmp",
+            ".model.ckpt.phx.aB3dEf.tmp",
+            ".checkpoint.aB3dEf.tmp",
+        ];
         for name in others.into_iter().chain(strays) {
             std::fs::write(folder.path().join(name), "x").unwrap();
         }

@@ -6,7 +6,7 @@
 use super::kit::Kit;
 use super::logging::LogArgs;
 use super::{Command, typed};
-use crate::error::{IoContext, Result};
+use crate::error::{IoContext, Result, quoted};
 use crate::export::{check_model_path, is_framework_file, read_model_tree, write_model, write_model_tree};
 use crate::infer::load::load_model;
 use crate::model::dp::spec::DpModel;
@@ -104,7 +104,7 @@ fn convert_here(args: &ConvertArgs) -> Result<()> {
 
 /// DeePMD-kit's command for this conversion.
 pub fn line(input: &Path, output: &Path) -> String {
-    format!("dp convert-backend {} {}", input.display(), output.display())
+    format!("dp convert-backend {} {}", quoted(input), quoted(output))
 }
 
 /// Writes a model as a file of one framework, through an installed DeePMD-kit.

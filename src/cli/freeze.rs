@@ -5,7 +5,7 @@ use super::convert_backend;
 use super::logging::LogArgs;
 use super::{Command, Global, typed};
 use crate::err;
-use crate::error::Result;
+use crate::error::{Result, quoted};
 use crate::export::{check_model_path, is_framework_file, write_model, write_portable};
 use crate::infer::load::load_branch;
 use clap::Args;
@@ -72,7 +72,8 @@ fn run(args: &FreezeArgs, global: &Global) -> Result<()> {
         (true, true) => {}
         (true, false) => log::warn!(
             "{o} is a .dp (HDF5) under another name: Phalanx and its libdeepmd_c.so under LAMMPS read it, DeePMD-kit does \
-             not. For a real one: dp freeze -o {o} --convert",
+             not. For a real one: dp freeze -o {} --convert",
+            quoted(&output),
             o = output.display()
         ),
         _ => log::info!(

@@ -19,11 +19,17 @@ const DEEPEST_NESTING: usize = 100;
 ///
 /// A key that stands twice in one object is an error, and so is a number that is not finite.
 pub fn read(path: &Path) -> Result<Value> {
-    let size = std::fs::metadata(path).io("read", path).map_err(|e| match did_you_mean_path(path) {
-        hint if hint.is_empty() => e,
+    let about = std::fs::metadata(path).io("read", path).map_err(|e| match did_you_mean_path(path) {
+        hint if hint.is_empty() => with_inputs(e, path.parent()),
         hint => e.help(hint.trim_end()),
     })?;
-    let size = size.len();
+    if about.is_dir() {
+        return Err(with_inputs(
+            err!("{}: found a folder, wanted an input file", path.display()),
+            Some(path),
+        ));
+    }
+    let size = about.len();
     if size > LARGEST_FILE_BYTES {
         bail!(
             "{}: {} MB are too much for an input file; at most {} MB are read",
@@ -38,6 +44,23 @@ pub fn read(path: &Path) -> Result<Value> {
         .map_err(|e| e.at(path.display()))?;
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
     parse(text, &extension).map_err(|e| e.at(path.display()))
+}
+
+/// Names input files of a folder, where there are any.
+fn with_inputs(error: Error, folder: Option<&Path>) -> Error {
+    let folder = folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_input = |name: &str| [".json", ".yaml", ".yml"].iter().any(|ending| name.ends_with(ending));
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| is_input(name))
+        .collect();
+    names.sort();
+    names.truncate(5);
+    match names.is_empty() {
+        true => error,
+        false => error.help(format!("there are {}", names.join(", "))),
+    }
 }
 
 /// Parses the text of a file with this extension.

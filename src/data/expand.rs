@@ -60,6 +60,7 @@ fn in_file(entry: &str) -> Result<Vec<String>> {
                 .to_string()
         } else {
             let near = did_you_mean_path(Path::new(entry.split('#').next().unwrap_or(entry)));
+            let near = if near.is_empty() { elsewhere(entry) } else { near };
             format!("{near}relative paths start at the folder that dp was started in")
         };
         return Err(err!("{entry}: no such system").help(help));
@@ -69,6 +70,16 @@ fn in_file(entry: &str) -> Result<Vec<String>> {
         bail!("{entry}: found no group with type.raw in this file");
     }
     Ok(found)
+}
+
+/// The end of a path which would lead to something from here: an input that was made for another folder.
+fn elsewhere(entry: &str) -> String {
+    let parts: Vec<_> = Path::new(entry.split('#').next().unwrap_or(entry)).components().collect();
+    let ends = (1..parts.len()).map(|first| parts[first..].iter().collect::<std::path::PathBuf>());
+    match ends.into_iter().find(|end| end.exists()) {
+        Some(end) => format!("did you mean `{}`? ", end.display()),
+        None => String::new(),
+    }
 }
 
 /// Systems below a folder whose path, from some folder of it on, matches one of the patterns.

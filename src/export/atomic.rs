@@ -1,5 +1,6 @@
 //! Files that are complete or absent.
 
+use crate::err;
 use crate::error::{IoContext, Result};
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -14,7 +15,10 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<&File>) -> Result<()>
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let temporary = new_file(folder).io("create a file", folder)?;
+    if !folder.is_dir() {
+        return Err(err!("{}: cannot write: there is no folder {}", path.display(), folder.display()));
+    }
+    let temporary = new_file(folder, path).io("create a file", folder)?;
     let mut writer = BufWriter::new(temporary.as_file());
     fill(&mut writer).map_err(|e| e.at(path.display()))?;
     writer.flush().io("write", path)?;
@@ -25,9 +29,13 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<&File>) -> Result<()>
     Ok(())
 }
 
-fn new_file(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+/// `.model.dp.RANDOM.tmp`, by which a run knows what an earlier one left that was killed.
+fn new_file(folder: &Path, path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut prefix = std::ffi::OsString::from(".");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push(".");
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".model-").suffix(".tmp");
+    builder.prefix(&prefix).suffix(".tmp");
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -47,7 +55,6 @@ fn sync_folder(folder: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::err;
 
     #[test]
     fn a_failure_leaves_the_old_file_and_nothing_else() {
@@ -78,6 +85,9 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_named() {
         let error = write(Path::new("no/such/folder/model.dp"), |_| Ok(())).unwrap_err();
-        assert!(error.message().starts_with("no/such/folder: cannot create a file: "), "{error}");
+        assert_eq!(
+            error.message(),
+            "no/such/folder/model.dp: cannot write: there is no folder no/such/folder"
+        );
     }
 }

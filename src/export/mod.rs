@@ -13,7 +13,7 @@ pub mod stat_file; // statistics that are kept between runs
 pub(crate) mod atomic; // files that are complete or absent
 
 use crate::err;
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, IoContext, Result, quoted};
 use crate::model::dp::spec::DpModel;
 use std::path::Path;
 use tree::Node;
@@ -107,8 +107,9 @@ fn unknown_extension(path: &Path, extension: &str) -> Error {
         let portable = path.with_extension("dp");
         return err!("{place}: a .{extension} file is bound to one framework; model files here are {known}")
             .help(format!(
-                "DeePMD-kit converts both ways: dp convert-backend {place} {}",
-                portable.display()
+                "DeePMD-kit converts both ways: dp convert-backend {} {}",
+                quoted(path),
+                quoted(&portable)
             ));
     }
     let found =

@@ -39,35 +39,79 @@ pub fn curves(runs: &[(String, Vec<Series>)], options: &Options) -> Result<Figur
         );
     }
     let is_wanted = |q: &&str| options.quantities.is_empty() || options.quantities.iter().any(|o| o == q);
+    let lines = Lines::of(runs);
     let panels: Vec<Panel> =
-        quantities.into_iter().filter(is_wanted).filter_map(|q| curve_panel(runs, q, options)).collect();
+        quantities.into_iter().filter(is_wanted).filter_map(|q| curve_panel(&lines, q, options)).collect();
     if panels.is_empty() {
         return Err(err!("no value of these curves can be drawn: all of them are missing or not positive"));
     }
     let has_both = |wanted| runs.iter().flat_map(|(_, s)| s).any(|s| s.is_validation == wanted);
     let mut legend: Vec<(String, Color, bool)> = Vec::new();
-    if runs.len() > 1 {
-        legend = runs.iter().enumerate().map(|(i, (name, _))| (name.clone(), color_of(i), false)).collect();
+    if lines.names.len() > 1 {
+        legend = lines.names.iter().map(|(name, color)| (name.clone(), *color, false)).collect();
     }
     if has_both(true) && has_both(false) {
-        let color = if runs.len() > 1 { BLACK } else { color_of(0) };
+        let color = if lines.names.len() > 1 { BLACK } else { color_of(0) };
         legend.extend([("training".to_owned(), color, false), ("validation".to_owned(), color, true)]);
     }
     Ok(page(panels, options, &legend))
+}
+
+/// What has a colour of its own: a run, or a branch of a multi-task run.
+struct Lines<'a> {
+    names: Vec<(String, Color)>,
+    all: Vec<(Color, &'a Series)>,
+    /// Number of the run, and the branch, of each name.
+    keys: Vec<(usize, &'a str)>,
+}
+
+impl<'a> Lines<'a> {
+    fn of(runs: &'a [(String, Vec<Series>)]) -> Self {
+        let mut lines = Lines { names: Vec::new(), all: Vec::new(), keys: Vec::new() };
+        for (number, (run, series)) in runs.iter().enumerate() {
+            let has_branches = series.iter().any(|s| !s.branch.is_empty());
+            for one in series {
+                if has_branches && one.branch.is_empty() {
+                    // What holds for all branches of the only run needs no name.
+                    let color = if runs.len() > 1 { lines.color((number, ""), run) } else { BLACK };
+                    lines.all.push((color, one));
+                    continue;
+                }
+                let name = match (one.branch.as_str(), runs.len()) {
+                    ("", _) => run.clone(),
+                    (branch, 1) => branch.to_owned(),
+                    (branch, _) => format!("{run}, {branch}"),
+                };
+                let color = lines.color((number, &one.branch), &name);
+                lines.all.push((color, one));
+            }
+        }
+        lines
+    }
+
+    /// The colour of a run or branch, which may be new.
+    fn color(&mut self, key: (usize, &'a str), name: &str) -> Color {
+        if let Some(known) = self.keys.iter().position(|known| *known == key) {
+            return self.names[known].1;
+        }
+        let color = color_of(self.names.len());
+        self.keys.push(key);
+        self.names.push((name.to_owned(), color));
+        color
+    }
 }
 
 fn color_of(run: usize) -> Color {
     PALETTE[run % PALETTE.len()]
 }
 
-fn curve_panel(runs: &[(String, Vec<Series>)], quantity: &str, options: &Options) -> Option<Panel> {
-    let shown = || runs.iter().enumerate().flat_map(|(i, (_, all))| all.iter().map(move |s| (i, s)));
-    let shown = || shown().filter(|(_, series)| series.quantity == quantity);
+fn curve_panel(lines: &Lines, quantity: &str, options: &Options) -> Option<Panel> {
+    let shown = || lines.all.iter().filter(|(_, series)| series.quantity == quantity);
     let values =
         |k: usize| shown().flat_map(move |(_, series)| series.points.iter().map(move |point| point[k]));
     let mut layers = Vec::new();
-    for (run, series) in shown() {
-        let (color, is_dashed) = (color_of(run), series.is_validation);
+    for &(color, series) in shown() {
+        let is_dashed = series.is_validation;
         // Many rows of one frame each are noise around a curve: the curve is what one looks for.
         let is_noisy = series.points.len() > MANY && quantity != "lr";
         if is_noisy && !is_dashed {
@@ -95,9 +139,21 @@ fn label_of(quantity: &str) -> String {
         "mae_e" => ("energy MAE", "eV/atom"),
         "mae_f" => ("force MAE", "eV/Å"),
         "mae_v" => ("virial MAE", "eV/atom"),
+        "rmse_local_dos" => ("density of states of atoms, RMSE", "1/eV"),
+        "rmse_global_dos" => ("density of states, RMSE", "1/eV"),
+        "rmse_local_cdf" => ("integrated density of states of atoms, RMSE", ""),
+        "rmse_global_cdf" => ("integrated density of states, RMSE", ""),
+        "rmse_local_dipole" => ("dipole of atoms, RMSE", ""),
+        "rmse_global_dipole" => ("dipole, RMSE", ""),
+        "rmse_local_polar" => ("polarizability of atoms, RMSE", ""),
+        "rmse_global_polar" => ("polarizability, RMSE", ""),
         "lr" => ("learning rate", ""),
         other => (other, ""),
     };
+    with_unit(name, unit)
+}
+
+fn with_unit(name: &str, unit: &str) -> String {
     if unit.is_empty() { name.to_owned() } else { format!("{name} ({unit})") }
 }
 
@@ -145,7 +201,8 @@ fn parity_panels(title: &str, pairs: &Pairs, color: Color) -> Option<[Panel; 2]>
     let n = errors.len() as f64;
     let rmse = (errors.iter().map(|e| e * e).sum::<f64>() / n).sqrt();
     let mae = errors.iter().map(|e| e.abs()).sum::<f64>() / n;
-    let mut notes = vec![format!("RMSE {} {unit}", exp(rmse, 2)), format!("MAE {} {unit}", exp(mae, 2))];
+    let note = |name: &str, error: f64| format!("{name} {} {unit}", exp(error, 2)).trim_end().to_owned();
+    let mut notes = vec![note("RMSE", rmse), note("MAE", mae)];
     let missing = pairs.values.len() - finite.len();
     if missing > 0 {
         notes.push(format!("{missing} values that are not numbers are left out"));
@@ -160,8 +217,8 @@ fn parity_panels(title: &str, pairs: &Pairs, color: Color) -> Option<[Panel; 2]>
     let axis = |label: String| Axis { label, scale };
     let plane = Panel {
         title: title.to_owned(),
-        x: axis(format!("label ({unit})")),
-        y: axis(format!("prediction ({unit})")),
+        x: axis(with_unit("label", unit)),
+        y: axis(with_unit("prediction", unit)),
         layers: vec![Layer::Points { points: finite.clone(), color }, diagonal],
         notes,
     };
@@ -186,7 +243,7 @@ fn histogram(title: &str, errors: &[f64], unit: &str, color: Color) -> Panel {
     let notes = if outside > 0 { vec![format!("{outside} of {} outside", errors.len())] } else { Vec::new() };
     Panel {
         title: title.to_owned(),
-        x: Axis { label: format!("prediction − label ({unit})"), scale: Scale::between(-reach, reach) },
+        x: Axis { label: with_unit("prediction − label", unit), scale: Scale::between(-reach, reach) },
         y: Axis { label: "count".into(), scale: Scale::from_zero(heights.iter().copied()) },
         layers: vec![Layer::Bars { edges, heights, color }],
         notes,

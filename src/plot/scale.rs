@@ -84,7 +84,11 @@ impl Scale {
         for power in (first..=last).filter(|p| p.rem_euclid(every) == 0) {
             for m in within {
                 let x = f64::from(*m) * 10f64.powi(power);
-                let label = if *m == 1 { ten_to(power) } else { format!("{m}×{}", ten_to(power)) };
+                let label = match (m, power) {
+                    (1, _) => ten_to(power),
+                    (_, 0 | 1) => x.to_string(),
+                    _ => format!("{m}×{}", ten_to(power)),
+                };
                 ticks.push((x, label));
             }
         }
@@ -136,6 +140,8 @@ mod tests {
         assert_eq!(labels(Scale::between(0.0, 1_000_000.0), 4), ["0", "0.5×10⁶", "1.0×10⁶"]);
         let errors = Scale::covering([2e-4, 0.5].into_iter(), true).unwrap();
         assert_eq!(labels(errors, 5), ["10⁻³", "10⁻²", "10⁻¹"]);
+        let few = Scale::covering([4.2, 33.0].into_iter(), true).unwrap();
+        assert_eq!(labels(few, 5), ["5", "7", "10", "20", "30"]);
         for (place, _) in errors.ticks(5) {
             assert!((0.0..=1.0).contains(&place));
         }

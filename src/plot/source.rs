@@ -1,5 +1,6 @@
 //! What a file has to show: a learning curve, labels beside predictions, or a timeline.
 
+use crate::config::check::did_you_mean_path;
 use crate::err;
 use crate::error::{IoContext, Result};
 use crate::report::events::{event_files, read_scalars};
@@ -19,6 +20,8 @@ pub enum Source {
 pub struct Series {
     /// Such as `rmse_f` or `lr`.
     pub quantity: String,
+    /// Of a multi-task training; empty: of none.
+    pub branch: String,
     /// Whether it was computed on the validation data.
     pub is_validation: bool,
     /// Step and value; NaN where there is none.
@@ -51,6 +54,18 @@ const QUANTITIES: [(Quantity, bool); 6] = [
     (Quantity { ending: "s.out", name: "stress", unit: "eV/Å³" }, false),
 ];
 
+/// The same for models that predict no energy, by the first column of labels: `data_dos`, `data_x`, `data_x1`, `data_pxx`.
+const OUTPUTS: [(&str, Quantity); 8] = [
+    ("dos", Quantity { ending: "dos.out", name: "density of states", unit: "1/eV" }),
+    ("ados", Quantity { ending: "ados.out", name: "density of states of atoms", unit: "1/eV" }),
+    ("property", Quantity { ending: "property.out", name: "property", unit: "" }),
+    ("aproperty", Quantity { ending: "aproperty.out", name: "property of atoms", unit: "" }),
+    ("x", Quantity { ending: "out", name: "dipole", unit: "" }),
+    ("x1", Quantity { ending: "out", name: "dipole of atoms", unit: "" }),
+    ("pxx", Quantity { ending: "out", name: "polarizability", unit: "" }),
+    ("pxx1", Quantity { ending: "out", name: "polarizability of atoms", unit: "" }),
+];
+
 /// How long each phase of a step took one rank in all, in seconds, and the whole time that the timeline covers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankTimes {
@@ -65,18 +80,18 @@ const HELP: &str = "what can be drawn: lcurve.out, files of `dp test -d` (or the
 /// Reads what a path has to show. A name without a file may be the common name of detail files.
 pub fn read(path: &Path) -> Result<Source> {
     if path.is_dir() {
-        return Ok(Source::Curves(events(path)?));
+        // A folder of that name does not hide the details.
+        return match (events(path), details(path)?) {
+            (Err(_), Some(pairs)) => Ok(Source::Pairs(pairs)),
+            (curves, _) => Ok(Source::Curves(curves?)),
+        };
     }
     if !path.exists() {
-        let all: Vec<(Quantity, PathBuf)> = detail_files(path);
-        if !all.is_empty() {
-            let pairs: Vec<Pairs> =
-                all.into_iter().map(|(quantity, path)| pairs(&path, quantity)).collect::<Result<_>>()?;
-            // Labels that the data lacks are zeros.
-            let has_labels = |pairs: &Pairs| pairs.values.iter().any(|[label, _]| *label != 0.0);
-            return Ok(Source::Pairs(pairs.into_iter().filter(has_labels).collect()));
-        }
-        return Err(err!("{}: there is no such file", path.display()).help(HELP));
+        return match details(path)? {
+            Some(pairs) => Ok(Source::Pairs(pairs)),
+            None => Err(err!("{}: there is no such file", path.display())
+                .help(format!("{}{HELP}", did_you_mean_path(path)))),
+        };
     }
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if let Some((quantity, _)) = QUANTITIES.iter().find(|(q, _)| name.ends_with(&format!(".{}", q.ending))) {
@@ -86,7 +101,65 @@ pub fn read(path: &Path) -> Result<Source> {
     if text.trim_start().starts_with('{') {
         return Ok(Source::Times(timeline(&text).map_err(|e| e.at(path.display()))?));
     }
+    if let Some(quantity) = output_of(&text) {
+        return Ok(Source::Pairs(vec![pairs(path, quantity)?]));
+    }
     Ok(Source::Curves(curves(&text).map_err(|e| e.at(path.display()))?))
+}
+
+/// What files of `dp test -d` with that common name hold; None where there are none.
+fn details(prefix: &Path) -> Result<Option<Vec<Pairs>>> {
+    let outputs = output_files(prefix)?;
+    if !outputs.is_empty() {
+        return Ok(Some(outputs));
+    }
+    let files = detail_files(prefix);
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let all: Vec<Pairs> =
+        files.into_iter().map(|(quantity, path)| pairs(&path, quantity)).collect::<Result<_>>()?;
+    // Labels that the data lacks are zeros.
+    let has_labels = |pairs: &Pairs| pairs.values.iter().any(|[label, _]| *label != 0.0);
+    Ok(Some(all.into_iter().filter(has_labels).collect()))
+}
+
+/// What the first line says that follows, where it is a file of details of a model that predicts no energy.
+fn output_of(text: &str) -> Option<Quantity> {
+    let mut words = text.lines().next()?.strip_prefix('#')?.split_whitespace();
+    let first = words.find_map(|word| word.strip_prefix("data_"))?;
+    OUTPUTS.iter().find(|(column, _)| *column == first).map(|(_, quantity)| *quantity)
+}
+
+/// All frames of all systems with that common name, put together by quantity: `detail.dos.out.0` and `detail.dos.out.1.0`, or
+/// `detail.out` and `detail.out.1`.
+fn output_files(prefix: &Path) -> Result<Vec<Pairs>> {
+    let folder = prefix.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_numbers = |rest: &str| {
+        rest.split('.').skip(1).all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let is_ours = |file: &Path| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        OUTPUTS.iter().any(|(_, quantity)| {
+            let common = prefix.with_extension(quantity.ending);
+            let common = common.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.strip_prefix(&common)
+                .is_some_and(|rest| (rest.is_empty() || rest.starts_with('.')) && is_numbers(rest))
+        })
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> = entries.filter(|path| is_ours(path)).collect();
+    files.sort();
+    let mut found: Vec<Pairs> = Vec::new();
+    for path in files {
+        let Some(quantity) = output_of(&std::fs::read_to_string(&path).io("read", &path)?) else { continue };
+        let new = pairs(&path, quantity)?;
+        match found.iter_mut().find(|old| old.quantity.name == quantity.name) {
+            Some(old) => old.values.extend(new.values),
+            None => found.push(new),
+        }
+    }
+    Ok(found)
 }
 
 fn detail_files(prefix: &Path) -> Vec<(Quantity, PathBuf)> {
@@ -129,14 +202,36 @@ fn curves(text: &str) -> Result<Vec<Series>> {
 }
 
 fn add(all: &mut Vec<Series>, column: &str, point: [f64; 2]) {
-    let (quantity, is_validation) = match (column.strip_suffix("_val"), column.strip_suffix("_trn")) {
-        (Some(name), _) => (name, true),
-        (_, Some(name)) => (name, false),
-        _ => (column, false),
+    // A multi-task training has `rmse_f_trn_BRANCH`.
+    let of_branch =
+        |kind: &str| column.split_once(&format!("{kind}_")).filter(|(_, branch)| !branch.is_empty());
+    let (quantity, branch, is_validation) = match (column.strip_suffix("_val"), column.strip_suffix("_trn")) {
+        (Some(name), _) => (name, "", true),
+        (_, Some(name)) => (name, "", false),
+        _ => match (of_branch("_val"), of_branch("_trn")) {
+            (Some((name, branch)), None) => (name, branch, true),
+            (None, Some((name, branch))) => (name, branch, false),
+            // One of the two is part of the name of the branch.
+            (Some((a, of_a)), Some((b, of_b))) => {
+                if a.len() < b.len() {
+                    (a, of_a, true)
+                } else {
+                    (b, of_b, false)
+                }
+            }
+            (None, None) => (column, "", false),
+        },
     };
-    match all.iter_mut().find(|s| s.quantity == quantity && s.is_validation == is_validation) {
+    let same =
+        |s: &&mut Series| s.quantity == quantity && s.branch == branch && s.is_validation == is_validation;
+    match all.iter_mut().find(same) {
         Some(series) => series.points.push(point),
-        None => all.push(Series { quantity: quantity.to_owned(), is_validation, points: vec![point] }),
+        None => all.push(Series {
+            quantity: quantity.to_owned(),
+            branch: branch.to_owned(),
+            is_validation,
+            points: vec![point],
+        }),
     }
 }
 
@@ -153,7 +248,9 @@ fn events(folder: &Path) -> Result<Vec<Series>> {
                 let at = [point.step as f64, f64::from(point.value)];
                 match all.iter_mut().find(|s| s.quantity == quantity && s.is_validation == is_validation) {
                     Some(series) => series.points.push(at),
-                    None => all.push(Series { quantity, is_validation, points: vec![at] }),
+                    None => {
+                        all.push(Series { quantity, branch: String::new(), is_validation, points: vec![at] })
+                    }
                 }
             }
         }
@@ -228,6 +325,23 @@ mod tests {
         assert!(found[0].is_validation && found[0].quantity == "rmse" && found[0].points[1][1].is_nan());
         assert_eq!(found[1].points, [[0.0, 2.0], [100.0, 0.5]]);
         assert_eq!(found[2].quantity, "lr");
+    }
+
+    #[test]
+    fn columns_of_branches_are_told_from_quantities() {
+        let text =
+            "# step rmse_f_val_water rmse_f_trn_water rmse_trn_a_val_b rmse_val_a_trn_b lr\n 1 2 3 4 5 6\n";
+        let found = curves(text).unwrap();
+        let told: Vec<_> =
+            found.iter().map(|s| (s.quantity.as_str(), s.branch.as_str(), s.is_validation)).collect();
+        let want = [
+            ("rmse_f", "water", true),
+            ("rmse_f", "water", false),
+            ("rmse", "a_val_b", false),
+            ("rmse", "a_trn_b", true),
+            ("lr", "", false),
+        ];
+        assert_eq!(told, want);
     }
 
     #[test]

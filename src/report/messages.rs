@@ -85,15 +85,7 @@ pub fn end_lines(save_ckpt: &Path, lcurve: &Path, system: Option<&Path>) -> Vec<
     ]
 }
 
-/// A path as it may be typed in a shell.
-pub fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text,
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    }
-}
+pub use crate::error::quoted;
 
 /// The command line of this process, as it may be typed again.
 pub fn same_command() -> String {

@@ -18,8 +18,8 @@ use super::session::{self, Session, SessionOptions};
 use super::setup::{Setup, read_input, setup};
 use super::team::Team;
 use super::warnings::{self, Plateau};
-use crate::checkpoint::backup::Earlier;
-use crate::checkpoint::{Checkpoint, folder_of};
+use crate::checkpoint::backup::{Earlier, Places};
+use crate::checkpoint::{Checkpoint, folder_of, remove_strays};
 use crate::engine::cpu::real::Real;
 use crate::engine::cpu::{CpuEngine, EmbeddingMode};
 use crate::error::IoContext;
@@ -184,6 +184,7 @@ pub(super) fn folders(input: &Input) -> Vec<PathBuf> {
     }
     let mut folders: Vec<PathBuf> = files.into_iter().map(|path| folder_of(path).to_owned()).collect();
     // A learning curve that nobody wants goes to /dev/null.
+    folders.extend(input.validating.folders());
     folders.retain(|folder| folder.as_path() != Path::new("/dev"));
     folders
 }
@@ -432,12 +433,26 @@ impl<'a> DpJournal<'a> {
 /// Sets aside what an earlier run left where this one will write, or says that it will be replaced.
 pub(super) fn make_room(options: &RunOptions, input: &Input) -> Result<()> {
     let training = &input.training;
-    let others = [options.output.as_path()];
-    let beside = folder_of(&options.output) == folder_of(&training.disp_file);
-    let others = if beside { &others[..] } else { &[] };
-    let Some(earlier) = Earlier::find(&training.save_ckpt, &training.disp_file, others)? else {
-        return Ok(());
+    let logs = input.validating.left_behind().1;
+    let written = [("training.disp_file", &training.disp_file), ("--output", &options.output)];
+    let written = written.into_iter().chain(logs.iter().map(|path| ("validating.full_val_file", path)));
+    for (key, path) in written {
+        if path.is_dir() {
+            return Err(err!("{key}: {} is a folder, wanted the name of a file", path.display()));
+        }
+    }
+    let (best, mut others) = input.validating.left_behind();
+    if folder_of(&options.output) == folder_of(&training.disp_file) {
+        others.push(options.output.clone());
+    }
+    let places = Places {
+        prefix: &training.save_ckpt,
+        averages: training.ema.map(|_| average::with_ema(&training.save_ckpt)),
+        lcurve: &training.disp_file,
+        best,
+        others,
     };
+    let Some(earlier) = Earlier::find(places)? else { return Ok(()) };
     let what = earlier.describe();
     if !training.backup || options.no_backup {
         log::warn!("an earlier run left {what}: this run will replace them, without a backup");
@@ -451,6 +466,8 @@ pub(super) fn make_room(options: &RunOptions, input: &Input) -> Result<()> {
 /// Writes the input with all defaults.
 pub(super) fn write_full(options: &RunOptions, full: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(full).map_err(|e| err!("cannot write the input: {e}"))?;
+    let name = options.output.file_name().unwrap_or_default();
+    remove_strays(folder_of(&options.output), |stray| stray == name);
     write_output(&options.output, &text)
 }
 

@@ -91,6 +91,8 @@ pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<(
         }
         options
     };
+    let mut differing = Vec::new();
+    differing_keys(&saved.script, &wanted.script, "model", &mut differing);
     let (saved, mut wanted) = (plain(saved), plain(wanted));
     for (a, b) in saved.descriptors.list.iter().zip(&mut wanted.descriptors.list) {
         // "auto" was turned into numbers when training began.
@@ -102,14 +104,63 @@ pub fn check_same_model(saved: &ModelOptions, wanted: &ModelOptions) -> Result<(
     if saved == wanted {
         return Ok(());
     }
-    let (a, b) = (format!("{saved:#?}"), format!("{wanted:#?}"));
-    let differing: Vec<String> = a
-        .lines()
-        .zip(b.lines())
-        .filter(|(x, y)| x != y)
-        .take(4)
-        .map(|(x, y)| format!("{} (saved) / {} (input)", x.trim(), y.trim()))
-        .collect();
+    if differing.is_empty() {
+        // The section of a model file need not be written as ours is.
+        let (a, b) = (format!("{saved:#?}"), format!("{wanted:#?}"));
+        let lines = a.lines().zip(b.lines()).filter(|(x, y)| x != y);
+        differing = lines.map(|(x, y)| format!("{} (saved) / {} (input)", x.trim(), y.trim())).collect();
+    }
+    differing.truncate(4);
     Err(err!("the model section differs from the one that was saved: {}", differing.join("; "))
         .help("restart with the input that the run was started with, or train anew"))
+}
+
+/// Keys that may differ between a run and its restart.
+const FREE: [&str; 8] = [
+    "seed",
+    "trainable",
+    "rcond",
+    "embedding",
+    "data_stat_nbatch",
+    "data_stat_protect",
+    "preset_out_bias",
+    "use_srtab",
+];
+
+/// Paths of keys that both sections have with other values.
+fn differing_keys(saved: &Value, wanted: &Value, path: &str, found: &mut Vec<String>) {
+    match (saved, wanted) {
+        (Value::Object(a), Value::Object(b)) => {
+            for (key, value) in
+                a.iter().filter(|(key, _)| !FREE.contains(&key.as_str()) && !key.starts_with('_'))
+            {
+                if let Some(other) = b.get(key) {
+                    differing_keys(value, other, &format!("{path}.{key}"), found);
+                }
+            }
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() && a.iter().any(Value::is_object) => {
+            for (k, (a, b)) in a.iter().zip(b).enumerate() {
+                differing_keys(a, b, &format!("{path}[{k}]"), found);
+            }
+        }
+        // "auto" was turned into numbers when training began.
+        (_, Value::String(text)) if path.ends_with(".sel") && text.starts_with("auto") => {}
+        (a, b) if a != b => found.push(format!("{path}: {a} (saved) / {b} (input)")),
+        _ => {}
+    }
+}
+
+/// Refuses to go on with another optimiser: its state would not be that of the saved one.
+pub fn check_same_optimizer(saved: &Value, wanted: &Value) -> Result<()> {
+    let kind = |input: &Value| input["optimizer"]["type"].as_str().unwrap_or("Adam").to_owned();
+    let (saved, wanted) = (kind(saved), kind(wanted));
+    // Adam's moments mean the same to AdamW.
+    let of_adam = |name: &str| ["Adam", "AdamW"].contains(&name);
+    if saved == wanted || (of_adam(&saved) && of_adam(&wanted)) {
+        return Ok(());
+    }
+    Err(err!("optimizer.type: {saved} (saved) / {wanted} (input): the state of one is not that of the other").help(
+        "restart with the optimizer that the run was started with, or start with the saved parameters alone: --init-model",
+    ))
 }

@@ -2,14 +2,14 @@
 //! and when training has gone on long enough.
 
 use super::average::with_ema;
-use crate::checkpoint::{Checkpoint, SUFFIX, write_as};
+use crate::checkpoint::{Checkpoint, SUFFIX, folder_of, remove_strays, write_as};
 use crate::config::Section;
 use crate::error::IoContext;
 use crate::loss::options::EnerLossOptions;
 use crate::loss::{ErrorSums, LossChoice};
 use crate::{Result, err};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 /// What is compared with the labels, in the order of an [`ErrorTable`].
@@ -169,6 +169,29 @@ impl ValidatingOptions {
         Ok(())
     }
 
+    /// The best checkpoints that are there, and the logs: what a run that begins will replace.
+    pub fn left_behind(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
+        let which = [(self.live, false), (self.average, true)];
+        let which = which.into_iter().filter_map(|(wanted, average)| wanted.then_some(average));
+        let best = |average| on_disk(&self.best_dir, prefix(average)).into_iter().map(|(_, file)| file);
+        (which.clone().flat_map(best).collect(), which.map(|average| self.log(average)).collect())
+    }
+
+    /// The log of the parameters, or of their running mean.
+    fn log(&self, average: bool) -> PathBuf {
+        if average { with_ema(&self.file) } else { self.file.clone() }
+    }
+
+    /// Folders that are written into.
+    pub fn folders(&self) -> Vec<PathBuf> {
+        if !(self.live || self.average) {
+            return Vec::new();
+        }
+        let best = if self.best_dir.as_os_str().is_empty() { Path::new(".") } else { &self.best_dir };
+        let best = self.save_best.then(|| best.to_owned());
+        best.into_iter().chain([folder_of(&self.file).to_owned()]).collect()
+    }
+
     /// Whether it is done at all after so many steps.
     pub fn is_due(&self, done: u64, num_steps: u64) -> bool {
         if self.start == 1.0 || !(self.live || self.average) {
@@ -191,7 +214,7 @@ pub struct Verdict {
 /// What rank 0 keeps of the validations of the parameters, or of their mean.
 pub struct Keeper {
     options: ValidatingOptions,
-    prefix: String,
+    prefix: &'static str,
     file: PathBuf,
     step_width: usize,
     /// Error and step of the best, best first.
@@ -205,9 +228,9 @@ pub struct Keeper {
 impl Keeper {
     /// `saved` is what a checkpoint says, null in a run that begins.
     pub fn open(options: &ValidatingOptions, average: bool, num_steps: u64, saved: &Value) -> Result<Self> {
-        let file = if average { with_ema(&options.file) } else { options.file.clone() };
+        let file = options.log(average);
         let mut keeper = Keeper {
-            prefix: if average { "best_ema.ckpt".into() } else { "best.ckpt".into() },
+            prefix: prefix(average),
             step_width: num_steps.to_string().len().max(4),
             options: options.clone(),
             file,
@@ -234,15 +257,29 @@ impl Keeper {
 
     /// Rows of steps that will be done again go; a run that begins has an empty log.
     fn cut_log(&mut self) -> Result<()> {
-        let file = std::fs::OpenOptions::new()
+        let mut file = std::fs::OpenOptions::new()
+            .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(&self.file)
             .io("open", &self.file)?;
-        let length = file.metadata().io("read", &self.file)?.len();
-        self.bytes = self.bytes.min(length);
-        file.set_len(self.bytes).io("cut", &self.file)
+        if !file.metadata().io("read", &self.file)?.is_file() {
+            return Ok(()); // such as /dev/null
+        }
+        let mut text = Vec::new();
+        (&mut file).take(self.bytes).read_to_end(&mut text).io("read", &self.file)?;
+        // After a power cut a file may be shorter, or end in zeros.
+        text.truncate(text.iter().position(|&byte| byte == 0).unwrap_or(text.len()));
+        let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end as u64 + 1);
+        if whole < self.bytes {
+            log::warn!(
+                "{}: the file is not what it was when the checkpoint was saved, as after a power cut: rows that stood before are lost",
+                self.file.display()
+            );
+        }
+        self.bytes = whole;
+        file.set_len(whole).io("cut", &self.file)
     }
 
     /// Takes note of a validation.
@@ -310,8 +347,9 @@ impl Keeper {
     pub fn save(&self, path: &Path, checkpoint: &Checkpoint) -> Result<()> {
         let folder = folder_of(path);
         std::fs::create_dir_all(folder).io("create the folder of the best checkpoints", folder)?;
+        remove_strays(folder, |name| step_of(self.prefix, name).is_some());
         write_as(path, checkpoint)?;
-        for (step, file) in self.on_disk(folder) {
+        for (step, file) in on_disk(&self.options.best_dir, self.prefix) {
             let rank = self.best.iter().position(|(_, known)| *known == step);
             let done = match rank.map(|rank| self.path(step, rank + 1)) {
                 Some(name) if name == file => Ok(()),
@@ -324,29 +362,29 @@ impl Keeper {
         }
         Ok(())
     }
-
-    /// Steps and files of the best checkpoints that are there.
-    fn on_disk(&self, folder: &Path) -> Vec<(u64, PathBuf)> {
-        let step_of = |name: &str| -> Option<u64> {
-            let rest = name.strip_prefix(&self.prefix)?.strip_prefix('-')?.strip_suffix(SUFFIX)?;
-            let (step, rank) = rest.split_once(".t-")?;
-            rank.parse::<usize>().ok().and(step.parse().ok())
-        };
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries
-            .filter_map(|entry| {
-                let name = entry.file_name().into_string().ok()?;
-                Some((step_of(&name)?, self.options.best_dir.join(name)))
-            })
-            .collect()
-    }
 }
 
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
+/// What names of the best checkpoints begin with.
+fn prefix(average: bool) -> &'static str {
+    if average { "best_ema.ckpt" } else { "best.ckpt" }
+}
+
+/// The step in `best.ckpt-1000.t-1.phx`.
+fn step_of(prefix: &str, name: &str) -> Option<u64> {
+    let rest = name.strip_prefix(prefix)?.strip_prefix('-')?.strip_suffix(SUFFIX)?;
+    let (step, rank) = rest.split_once(".t-")?;
+    rank.parse::<usize>().ok().and(step.parse().ok())
+}
+
+/// Steps and files of the best checkpoints that are in a folder.
+fn on_disk(best_dir: &Path, prefix: &str) -> Vec<(u64, PathBuf)> {
+    let folder = if best_dir.as_os_str().is_empty() { Path::new(".") } else { best_dir };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let file = |entry: std::fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        Some((step_of(prefix, &name)?, best_dir.join(name)))
+    };
+    entries.filter_map(file).collect()
 }
 
 /// Five digits that count.
@@ -445,6 +483,39 @@ mod tests {
         let again = Keeper::open(&options(folder.path(), 2, Some(2)), false, 100, &state).unwrap();
         assert_eq!(again.state(), state);
         assert_eq!(std::fs::read_to_string(folder.path().join("val.log")).unwrap(), log);
+        // After a power cut whole rows are left.
+        let whole = log[..log.len() - 20].rfind('\n').unwrap() + 1;
+        for lost in [
+            log.as_bytes()[..log.len() - 20].to_vec(),
+            [&log.as_bytes()[..log.len() - 20], &[0; 99]].concat(),
+        ] {
+            std::fs::write(folder.path().join("val.log"), lost).unwrap();
+            Keeper::open(&options(folder.path(), 2, Some(2)), false, 100, &state).unwrap();
+            assert_eq!(std::fs::read_to_string(folder.path().join("val.log")).unwrap(), log[..whole]);
+        }
+    }
+
+    #[test]
+    fn what_a_killed_run_left_of_a_best_checkpoint_goes_with_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path(), 1, None);
+        std::fs::create_dir(&options.best_dir).unwrap();
+        let at = |name: &str| options.best_dir.join(name);
+        for name in
+            [".best.ckpt-5.t-1.phx.aB3dEf.tmp", ".best_ema.ckpt-5.t-1.phx.aB3dEf.tmp", "best.ckpt-5.t-1.phx"]
+        {
+            std::fs::write(at(name), "half").unwrap();
+        }
+        let mut keeper = Keeper::open(&options, false, 100, &Value::Null).unwrap();
+        keeper.note(10, &table(0.5)).unwrap();
+        let path = keeper.announce(10).unwrap();
+        keeper.save(&path, &Checkpoint { header: json!({}), arrays: Vec::new() }).unwrap();
+        assert_eq!(
+            options.left_behind(),
+            (vec![at("best.ckpt-10.t-1.phx")], vec![folder.path().join("val.log")])
+        );
+        assert!(!at(".best.ckpt-5.t-1.phx.aB3dEf.tmp").exists());
+        assert!(at(".best_ema.ckpt-5.t-1.phx.aB3dEf.tmp").exists(), "that is the other keeper's");
     }
 
     #[test]

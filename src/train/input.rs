@@ -337,6 +337,13 @@ impl TrainingOptions {
                 return Err(section.error(key, err!("found \"\", wanted the name of a file")));
             }
         }
+        for (key, example) in [("disp_file", "lcurve.out"), ("save_ckpt", "model.ckpt")] {
+            let name = section.text(key);
+            if name.ends_with('/') {
+                let error = err!("found \"{name}\", a folder, wanted the name of a file");
+                return Err(section.error(key, error).help(format!("for example {name}{example}")));
+            }
+        }
         let validation = section.optional_section("validation_data");
         Ok(TrainingOptions {
             training_data: data_options(&section.section("training_data"))?,

@@ -17,7 +17,7 @@ pub(super) use statistics::{
 };
 
 use self::model::{Origin, finetune_branch, fresh_model, load_origin};
-use super::dp_state::DpState;
+use super::dp_state::{DpState, check_same_optimizer};
 use super::input::{Input, Length};
 use super::options::{InputSource, RunOptions, Start};
 use super::resume;
@@ -62,6 +62,9 @@ pub fn setup(
 ) -> Result<Setup> {
     let start = start_of(team, launch, options, &input)?;
     let origin = load_origin(team, &start, finetune_branch(options, &full))?;
+    if let Some(Origin::Restart(state)) = &origin {
+        team.agree(check_same_optimizer(&state.about.input, &full))?;
+    }
     if let Some(Origin::Restart(state)) = &origin
         && input.training.keep_global_batch
     {

@@ -89,7 +89,7 @@ impl Place {
     }
 
     /// Names of files and folders.
-    fn files(&self) -> BTreeSet<String> {
+    pub fn files(&self) -> BTreeSet<String> {
         let entries = std::fs::read_dir(self.folder.path()).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }

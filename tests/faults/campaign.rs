@@ -4,7 +4,8 @@ use crate::chance::Chance;
 use crate::common::place::{Place, said};
 use crate::common::{Job, find, free_port};
 use crate::strangers;
-use serde_json::json;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,11 +22,75 @@ const LIMIT: &str = "2";
 
 /// What an undisturbed run leaves, and the ways to start one.
 pub struct Campaign {
+    training: &'static Training,
     curve: String,
     numbers: Vec<u64>,
+    /// The best checkpoints and the log of validations.
+    best: BTreeMap<String, Vec<u64>>,
     /// How long it took.
     took: Duration,
     ways: Vec<Way>,
+}
+
+/// What is trained: changes to an input that has the same bits on every number of ranks.
+pub struct Training {
+    pub name: &'static str,
+    change: fn(&mut Value, usize),
+}
+
+/// The plain training first.
+pub const TRAININGS: [Training; 7] = [
+    Training { name: "Adam", change: |_, _| () },
+    Training { name: "two branches", change: |input, _| into_branches(input) },
+    Training { name: "ranks that share frames", change: |input, ranks| share_frames(input, ranks) },
+    Training { name: "best checkpoints", change: |input, _| keep_the_best(input) },
+    Training { name: "HybridMuon", change: |input, _| input["optimizer"] = json!({"type": "HybridMuon"}) },
+    Training {
+        name: "SOAP",
+        change: |input, _| input["optimizer"] = json!({"type": "SOAP", "precondition_frequency": 3}),
+    },
+    Training {
+        name: "LKF",
+        change: |input, _| input["optimizer"] = json!({"type": "LKF", "kf_blocksize": 100}),
+    },
+];
+
+/// Two branches that share a descriptor; they learn from one system each.
+fn into_branches(input: &mut Value) {
+    let (model, loss) = (input["model"].take(), input["loss"].take());
+    let branch = |neuron: Value| json!({"type_map": "types", "descriptor": "local", "fitting_net": {"neuron": neuron, "seed": 1}});
+    input["model"] = json!({
+        "shared_dict": {"types": model["type_map"], "local": model["descriptor"]},
+        "model_dict": {"one": branch(json!([8, 8])), "other": branch(json!([5, 7]))}
+    });
+    let input = input.as_object_mut().unwrap();
+    input.remove("loss");
+    input.insert("loss_dict".into(), json!({"one": loss.clone(), "other": loss}));
+    let training = input["training"].as_object_mut().unwrap();
+    let validation = training.remove("validation_data").unwrap();
+    training.remove("training_data");
+    training.insert("model_prob".into(), json!({"one": 0.4, "other": 0.6}));
+    let data = json!({
+        "one": {"training_data": {"systems": ["a"], "batch_size": 1}, "validation_data": validation},
+        "other": {"training_data": {"systems": ["b"], "batch_size": 1}}
+    });
+    training.insert("data_dict".into(), data);
+}
+
+/// All ranks work on one batch after another.
+fn share_frames(input: &mut Value, ranks: usize) {
+    input["training"]["ranks_per_frame"] = json!(ranks);
+    input["training"]["gradient_accumulation"] = json!(DRAWS);
+}
+
+/// The best two checkpoints of the parameters and of their running mean, found out at every row.
+fn keep_the_best(input: &mut Value) {
+    input["training"]["enable_ema"] = json!(true);
+    input["training"]["ema_decay"] = json!(0.9);
+    input["validating"] = json!({
+        "full_validation": true, "ema_full_validation": true, "validation_freq": ROWS.div_ceil(3), "full_val_start": 0,
+        "validation_metric": "F:RMSE", "max_best_ckpt": 2
+    });
 }
 
 /// A way to start ranks.
@@ -62,20 +127,43 @@ struct Running {
 
 impl Campaign {
     /// Trains once without any fault. `launchers`: with those that are installed, too.
-    pub fn new(launchers: bool) -> Campaign {
+    pub fn new(training: &'static Training, launchers: bool) -> Campaign {
         let installed =
             |way: &&Way| way.line.is_some_and(|line| find(line.split(' ').next().unwrap()).is_some());
         let mut ways = BY_HAND.to_vec();
         ways.extend(LAUNCHERS.iter().filter(|way| launchers && installed(way)).cloned());
-        let mut campaign = Campaign { curve: String::new(), numbers: Vec::new(), took: Duration::ZERO, ways };
-        let place = place();
+        let mut campaign = Campaign {
+            training,
+            curve: String::new(),
+            numbers: Vec::new(),
+            best: BTreeMap::new(),
+            took: Duration::ZERO,
+            ways,
+        };
+        let place = Place::new(&[]);
         let began = Instant::now();
         let mut run = campaign.start(&place, 1, &BY_HAND[0]);
         run.must_end_well();
         campaign.took = began.elapsed();
         (campaign.curve, campaign.numbers) = (place.read("lcurve.out"), numbers(&place));
+        campaign.best = best(&place);
         assert!(campaign.curve.lines().filter(|line| !line.starts_with('#')).count() >= STEPS / ROWS);
         campaign
+    }
+
+    /// Of a run with the same bits on every number of ranks.
+    fn write_input(&self, place: &Place, ranks: usize) {
+        place.input(&[
+            ("/training/numb_steps", json!(STEPS)),
+            ("/training/disp_freq", json!(ROWS)),
+            ("/training/save_freq", json!(SAVES)),
+            ("/training/max_ckpt_keep", json!(3)),
+            ("/training/reproducible", json!(true)),
+            ("/training/gradient_accumulation", json!(DRAWS / ranks)),
+        ]);
+        let mut input = serde_json::from_str(&place.read("input.json")).unwrap();
+        (self.training.change)(&mut input, ranks);
+        std::fs::write(place.path("input.json"), input.to_string()).unwrap();
     }
 
     pub fn launchers(&self) -> String {
@@ -84,7 +172,7 @@ impl Campaign {
 
     /// Starts or continues a run in this folder.
     fn start(&self, place: &Place, ranks: usize, way: &Way) -> Running {
-        write_input(place, ranks);
+        self.write_input(place, ranks);
         let saved = place.path("model.ckpt.phx").exists();
         let args = if saved { "train input.json --restart model.ckpt" } else { "train input.json" };
         let env: Vec<(&str, &str)> = way.env.iter().copied().chain([("PHALANX_COMM_LIMIT", LIMIT)]).collect();
@@ -100,12 +188,15 @@ impl Campaign {
 
     /// Kills or stops ranks of runs that go on from where the last one was, until one ends by itself.
     pub fn strike_ranks(&self, chance: &mut Chance) -> String {
-        let place = place();
-        let mut told = Vec::new();
+        let place = Place::new(&[]);
+        let mut told = vec![self.training.name.to_string()];
         for _ in 0..1 + chance.below(3) {
             let ranks = *chance.one_of(&[1, 2, 3]);
             let mut run = self.start(&place, ranks, chance.one_of(&self.ways));
-            let struck = self.strike(&place, &mut run, chance);
+            let struck = match !self.best.is_empty() && chance.one_in(2) {
+                true => self.strike_at_a_best_checkpoint(&place, &mut run, chance),
+                false => self.strike(&place, &mut run, chance),
+            };
             told.push(format!("{}, {struck}", run.told));
         }
         told.push(self.finish(&place, chance));
@@ -136,6 +227,34 @@ impl Campaign {
         format!("one {what} after {} ms", pause.as_millis())
     }
 
+    /// Kills the writing rank while a best checkpoint is being written, or is about to push another one out; what was done.
+    fn strike_at_a_best_checkpoint(&self, place: &Place, run: &mut Running, chance: &mut Chance) -> String {
+        let (which, within) = (chance.below(12), chance.below(3000) as u64);
+        let began = Instant::now();
+        let (mut seen, mut last) = (0, String::new());
+        loop {
+            let over = run.jobs.iter_mut().any(|job| job.child.try_wait().unwrap().is_some());
+            if over || began.elapsed() > PATIENCE {
+                run.end_somehow();
+                return format!("over after {seen} best checkpoints");
+            }
+            // The file of its parts has the first letters of its name.
+            let written = place.files().into_iter().find(|name| name.starts_with(".best"));
+            if let Some(name) = written.filter(|name| *name != last) {
+                (seen, last) = (seen + 1, name);
+                if seen > which
+                    && let Some(&root) = place.ranks_or_alone(run).first()
+                {
+                    std::thread::sleep(Duration::from_micros(within));
+                    signal(root, libc::SIGKILL);
+                    run.end_somehow();
+                    return format!("killed {within} us into best checkpoint {seen}");
+                }
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
     /// Goes on to the end without a fault, on some number of ranks, and compares with the undisturbed run.
     #[track_caller]
     fn finish(&self, place: &Place, chance: &mut Chance) -> String {
@@ -153,11 +272,24 @@ impl Campaign {
             "the parameters are others than those of the undisturbed run"
         );
         assert_eq!(place.read("lcurve.out"), self.curve, "the curve is another than the undisturbed one");
+        let found = best(place);
+        let names = |best: &BTreeMap<String, Vec<u64>>| best.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(
+            names(&found),
+            names(&self.best),
+            "other best checkpoints than those of the undisturbed run"
+        );
+        assert!(
+            found == self.best,
+            "the best checkpoints have other numbers than those of the undisturbed run"
+        );
+        let litter: Vec<String> = place.files().into_iter().filter(|name| name.ends_with(".tmp")).collect();
+        assert!(litter.is_empty(), "left by runs that were killed: {litter:?}");
     }
 
     /// Ends a run in the middle, then cuts or changes one of its files.
     pub fn damage_a_file(&self, chance: &mut Chance) -> String {
-        let place = place();
+        let place = Place::new(&[]);
         let mut run = self.start(&place, 1, &BY_HAND[0]);
         wait_for(&mut run, || place.path("model.ckpt.phx").exists());
         std::thread::sleep(self.took.mul_f64(chance.below(600) as f64 / 1000.0));
@@ -193,7 +325,7 @@ impl Campaign {
 
     /// From some time on files of rank 0 cannot grow beyond some length.
     pub fn let_writes_fail(&self, chance: &mut Chance) -> String {
-        let place = place();
+        let place = Place::new(&[]);
         let ranks = *chance.one_of(&[1, 2]);
         let mut run = self.start(&place, ranks, chance.one_of(&BY_HAND));
         let pause = self.took.mul_f64(chance.below(1000) as f64 / 1000.0);
@@ -205,7 +337,12 @@ impl Campaign {
             unsafe { libc::prlimit64(pid, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) };
         }
         run.end_somehow();
-        let told = format!("{}, no file beyond {length} bytes after {} ms", run.told, pause.as_millis());
+        let told = format!(
+            "{}, {}, no file beyond {length} bytes after {} ms",
+            self.training.name,
+            run.told,
+            pause.as_millis()
+        );
         format!("{told}; {}: the undisturbed curve", self.finish(&place, chance))
     }
 
@@ -215,7 +352,7 @@ impl Campaign {
             crate::common::skip("this host has no network but loopback");
             return "no network: skipped".to_string();
         };
-        let place = place();
+        let place = Place::new(&[]);
         let settings = place.path("settings");
         let port = free_port();
         let (port_text, settings) = (port.to_string(), settings.to_str().unwrap().to_string());
@@ -235,7 +372,7 @@ impl Campaign {
                 ("PHALANX_COMM_LIMIT", "20".to_string()),
             ]
         };
-        write_input(&place, ranks);
+        self.write_input(&place, ranks);
         let start = |rank: usize| {
             let env = env(rank);
             let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -325,29 +462,21 @@ fn signal(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// A folder whose run gives the same bits on every number of ranks.
-fn place() -> Place {
-    let place = Place::new(&[]);
-    write_input(&place, 1);
-    place
-}
-
-fn write_input(place: &Place, ranks: usize) {
-    place.input(&[
-        ("/training/numb_steps", json!(STEPS)),
-        ("/training/disp_freq", json!(ROWS)),
-        ("/training/save_freq", json!(SAVES)),
-        ("/training/max_ckpt_keep", json!(3)),
-        ("/training/reproducible", json!(true)),
-        ("/training/gradient_accumulation", json!(DRAWS / ranks)),
-    ]);
-}
-
 /// The bits of all parameters and of the optimiser's state at the end.
 fn numbers(place: &Place) -> Vec<u64> {
     let checkpoint = place.checkpoint("model.ckpt");
     assert_eq!(checkpoint.header["step"], json!(STEPS));
     checkpoint.into_numbers().concat().iter().map(|x: &f64| x.to_bits()).collect()
+}
+
+/// The numbers of the best checkpoints by name, and the log of validations.
+fn best(place: &Place) -> BTreeMap<String, Vec<u64>> {
+    let files = place.files().into_iter().filter(|name| name.starts_with("best") || name.starts_with("val"));
+    let content = |name: &str| match name.ends_with(".log") {
+        true => place.read(name).bytes().map(u64::from).collect(),
+        false => place.checkpoint(name).into_numbers().concat().iter().map(|x| x.to_bits()).collect(),
+    };
+    files.map(|name| (name.clone(), content(&name))).collect()
 }
 
 /// The file of the newest checkpoint.

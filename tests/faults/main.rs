@@ -11,7 +11,7 @@ mod chance; // random choices from a seed
 mod meeting; // ranks that come late, pause, or are not of the job
 mod strangers; // others at the ports of a job
 
-use campaign::Campaign;
+use campaign::{Campaign, TRAININGS};
 use chance::Chance;
 use common::place::my_turn;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn seed() -> u64 {
 /// A campaign and its choices; prints what is needed to do the same again.
 fn begin(name: &str) -> (Campaign, Chance) {
     println!("{name}: PHALANX_FAULTS_SEED={}", seed());
-    (Campaign::new(false), Chance::new(seed(), name))
+    (Campaign::new(&TRAININGS[0], false), Chance::new(seed(), name))
 }
 
 #[test]
@@ -36,6 +36,20 @@ fn ranks_that_are_killed_or_stopped_go_on_to_the_undisturbed_curve() {
     let (campaign, mut chance) = begin("killed or stopped");
     for k in 0..TRIALS {
         println!("trial {k}: {}", campaign.strike_ranks(&mut chance));
+    }
+}
+
+/// Several branches, ranks that share frames, best checkpoints, and optimisers whose state is more than moments.
+#[test]
+fn other_trainings_go_on_to_their_undisturbed_curves() {
+    let _turn = my_turn();
+    println!("other trainings: PHALANX_FAULTS_SEED={}", seed());
+    for training in &TRAININGS[1..] {
+        let campaign = Campaign::new(training, false);
+        let mut chance = Chance::new(seed(), training.name);
+        for k in 0..TRIALS.div_ceil(4) {
+            println!("trial {k}: {}", campaign.strike_ranks(&mut chance));
+        }
     }
 }
 
@@ -72,11 +86,13 @@ fn strangers_at_the_port_change_nothing() {
 fn soak() {
     let seconds = std::env::var("PHALANX_SOAK_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(3600);
     let deadline = Instant::now() + Duration::from_secs(seconds);
-    let (campaign, mut chance) = (Campaign::new(true), Chance::new(seed(), "soak"));
-    println!("soak for {seconds} s, PHALANX_FAULTS_SEED={}; launchers: {}", seed(), campaign.launchers());
+    let mut chance = Chance::new(seed(), "soak");
+    let campaigns: Vec<Campaign> = TRAININGS.iter().map(|training| Campaign::new(training, true)).collect();
+    println!("soak for {seconds} s, PHALANX_FAULTS_SEED={}; launchers: {}", seed(), campaigns[0].launchers());
     let (mut trials, mut outcomes) = (0, std::collections::BTreeMap::<String, usize>::new());
     while Instant::now() < deadline {
         let began = Instant::now();
+        let campaign = chance.one_of(&campaigns);
         let told = match chance.below(8) {
             0..=3 => campaign.strike_ranks(&mut chance),
             4 | 5 => campaign.damage_a_file(&mut chance),

@@ -124,6 +124,9 @@ impl Journal for MultiJournal<'_> {
         let (mut train, mut valid) = (&row.train[..], &row.valid[..]);
         let mut all = Row { step: row.step, train: Vec::new(), valid: Vec::new(), lr: row.lr };
         let mut note = None;
+        // The page has a place for a second value of each name, or of none.
+        let some_validate = self.branches.iter().any(|shown| shown.validates);
+        let mut on_page = Vec::new();
         for (k, shown) in self.branches.iter().enumerate() {
             let own_train = shown.pick(&mut train);
             let own_valid = if shown.validates { shown.pick(&mut valid) } else { Vec::new() };
@@ -140,16 +143,17 @@ impl Journal for MultiJournal<'_> {
             note = note.or(values
                 .get(force)
                 .map(|&value| Note { text: format!("{name} {} {value:.4}", shown.names[force]), value }));
+            match own_valid.is_empty() && some_validate {
+                true => on_page.extend(vec![f64::NAN; own_train.len()]),
+                false => on_page.extend(&own_valid),
+            }
             all.train.extend(own_train);
             all.valid.extend(own_valid);
         }
         if self.setup.input.common().training.disp_training {
             self.lcurve.append(&all)?;
         }
-        // The page draws two values of each name, or one.
-        let all_validate = all.valid.len() == all.train.len();
-        let plain = Row { valid: if all_validate { all.valid.clone() } else { Vec::new() }, ..all.clone() };
-        dashboard::row(self.columns.names(), &plain);
+        dashboard::row(self.columns.names(), &Row { valid: on_page, ..all.clone() });
         self.show(&all);
         Ok(note)
     }
@@ -204,7 +208,7 @@ impl Journal for MultiJournal<'_> {
             &training.disp_file,
             Some(Path::new(&data.systems[0].path)),
         );
-        let head = format!("dp freeze --head {}", self.branch_name(0));
+        let head = format!("dp freeze --head {}", messages::quoted(Path::new(self.branch_name(0))));
         lines.into_iter().map(|line| line.replacen("dp freeze", &head, 1)).collect()
     }
 
