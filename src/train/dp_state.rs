@@ -161,6 +161,6 @@ pub fn check_same_optimizer(saved: &Value, wanted: &Value) -> Result<()> {
         return Ok(());
     }
     Err(err!("optimizer.type: {saved} (saved) / {wanted} (input): the state of one is not that of the other").help(
-        "restart with the optimizer that the run was started with, or start with the saved parameters alone: --init-model",
+        "the run was begun with another optimizer: restart with that one, or start with its parameters alone: --init-model",
     ))
 }
