@@ -63,7 +63,9 @@ fn six_draws(batch_size: &str, n: usize, per_frame: usize) -> JobPlace {
             ("/training/numb_steps", json!(8)),
             ("/training/disp_freq", json!(2)),
         ];
-        place.map(|place| place.input(&changes));
+        if let Some(place) = place {
+            place.input(&changes);
+        }
     };
     let place = JobPlace::new(&[]);
     small_system(&place.path("c"), 7, 3);

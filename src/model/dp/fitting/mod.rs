@@ -305,7 +305,7 @@ fn sel_type(section: &Section, n_types: usize) -> Result<Vec<usize>> {
     let key = "sel_type";
     let types: Vec<usize> = match section.optional_list(key) {
         None => section.optional_int(key).into_iter().collect(),
-        Some(list) if list.is_empty() => {
+        Some([]) => {
             let error = err!("found an empty list, wanted the types of atoms that have labels");
             return Err(section.error(key, error).help("leave the key out where all atoms have"));
         }
