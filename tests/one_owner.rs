@@ -6,6 +6,7 @@ use common::{Ended, Place, pinn, small_input};
 use phalanx::checkpoint;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -287,6 +288,14 @@ fn a_signal_saves_and_the_status_tells_which_it_was() {
         place.input("in put.json", &small_input(100_000_000, 100_000_000));
         let mut command = place.command("train");
         command.arg("in put.json").stderr(std::process::Stdio::piped());
+        // Whoever runs the tests may have started them with SIGHUP ignored, as nohup does.
+        let heed = || {
+            // SAFETY: dp does not run yet.
+            unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+            Ok(())
+        };
+        // SAFETY: between fork and exec only `signal` is called, which may be.
+        unsafe { command.pre_exec(heed) };
         let child = command.spawn().unwrap();
         wait_for(&place, "lcurve.out");
         signal(&child, name);

@@ -119,6 +119,7 @@ pub fn name(signal: i32) -> &'static str {
 mod tests {
     use super::*;
     use std::io::{BufRead, BufReader};
+    use std::os::unix::process::CommandExt;
     use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
     const CHILD: &str = "PHALANX_TEST_SIGNALS";
@@ -140,13 +141,23 @@ mod tests {
     }
 
     fn child(kind: &str) -> (Child, BufReader<ChildStdout>) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "train::signals::tests::child_that_waits_for_a_signal", "--nocapture"])
             .env(CHILD, kind)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+            .stderr(Stdio::null());
+        // Whoever runs the tests may have started them with signals ignored, as `nohup` does.
+        let heed = || {
+            for signal in [SIGINT, SIGHUP] {
+                // SAFETY: no function of this program handles these signals.
+                unsafe { libc::signal(signal, libc::SIG_DFL) };
+            }
+            Ok(())
+        };
+        // SAFETY: between fork and exec only `signal` is called, which may be.
+        unsafe { command.pre_exec(heed) };
+        let mut child = command.spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         read_until(&mut out, "ready");
         (child, out)
